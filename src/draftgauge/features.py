@@ -1,0 +1,99 @@
+"""Joins a recorded item's taps into the features that a drafter's wiring reads.
+
+Knows which rows of a recording are which taps, and that a last layer may be tapped before or after the
+target's final norm. Knows nothing of networks.
+
+Letters: T positions, F features per position (taps x H), H hidden size.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from draftgauge.errors import RecordingError
+from draftgauge.recording import Item, Recording
+from draftgauge.tensorfile import StoredTensor
+from draftgauge.wiring import Wiring
+
+_DTYPES: Mapping[str, torch.dtype] = {
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F64": torch.float64,
+    "I64": torch.int64,
+    "I32": torch.int32,
+}
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What replay needs of one item: `tokens` [T], the prompt's length, `features` [T, F] (taps joined)."""
+
+    tokens: Int[Tensor, " T"]
+    prompt_len: int
+    features: Float[Tensor, "T F"]
+
+    @property
+    def anchors(self) -> Int[Tensor, " A"]:
+        """All anchors: P to T-2."""
+        return torch.arange(self.prompt_len, len(self.tokens) - 1)
+
+
+def as_torch(stored: StoredTensor) -> Tensor:
+    """The mapped bytes as a tensor, without a copy; it must not be written to.
+
+    Raises:
+        RecordingError: Nothing here computes with the stored element type.
+    """
+    if stored.dtype not in _DTYPES:
+        raise RecordingError(
+            f"{stored.path}: {stored.name} is stored as {stored.dtype}; nothing computes with it"
+        )
+    if stored.nbytes == 0:
+        return torch.empty(stored.shape, dtype=_DTYPES[stored.dtype])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        flat = torch.from_numpy(np.asarray(stored.mapped()))
+    return flat.view(_DTYPES[stored.dtype]).view(stored.shape)
+
+
+def read_item(
+    recording: Recording, item: Item, wiring: Wiring, *, dtype: torch.dtype, max_blocks: int | None = None
+) -> Recorded:
+    """The item as the drafter sees it.
+
+    Args:
+        recording: The recording.
+        item: One of its items.
+        wiring: Which taps, in which order, and whether a last layer is read after the final norm.
+        dtype: The dtype that the drafter computes in.
+        max_blocks: Keep only the first so many anchors: the reference is cut after them.
+
+    Raises:
+        RecordingError: A tap that the drafter reads was not recorded, or the item is damaged.
+    """
+    rows = recording.tap_rows(wiring.taps)
+    tensors = recording.tensors(item)
+    length = item.length if max_blocks is None else min(item.length, item.prompt_len + max_blocks + 1)
+    taps = as_torch(tensors.taps)
+    last = recording.target.num_layers - 1
+    parts = []
+    for row, tap in zip(rows, wiring.taps, strict=True):
+        part = taps[row, :length].to(dtype)
+        if tap == last and wiring.tap_after_final_norm:
+            norm = as_torch(recording.end("norm")).to(dtype)
+            part = F.rms_norm(part, norm.shape, norm, recording.target.norm_eps)
+        parts.append(part)
+    return Recorded(
+        tokens=as_torch(tensors.tokens)[:length].long(),
+        prompt_len=item.prompt_len,
+        features=torch.cat(parts, dim=1),
+    )

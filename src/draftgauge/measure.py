@@ -1,0 +1,127 @@
+"""Replays a drafter over a recording's items, and turns the blocks into what acceptance counts.
+
+The whole measurement without a file: `evaluate` adds the checkpoint and the run directory around it, and a
+training loop can call it with the drafter at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import torch
+
+from draftgauge import acceptance
+from draftgauge.acceptance import Policy
+from draftgauge.drafters import Drafter
+from draftgauge.errors import InputError
+from draftgauge.features import read_item
+from draftgauge.progress import Progress, silent
+from draftgauge.recording import Item, Recording, verify_items
+from draftgauge.replay import Drafted, replay, replay_walks
+
+#: What is reported unless the caller asks for other policies. The two coverages are always reported.
+DEFAULT_POLICIES = (Policy("chain"), *(Policy("ddtree", budget) for budget in (4, 8, 16, 32, 64)))
+ALWAYS = (Policy("coverage", 4), Policy("coverage", 8))
+MAX_BUDGET = 1024
+
+
+def tree_budget(policies: Sequence[Policy]) -> int:
+    """Nodes of the largest tree that the policies ask for; 0 for none.
+
+    Raises:
+        InputError: A tree is larger than `MAX_BUDGET`.
+    """
+    budget = max((policy.n or 0 for policy in policies if policy.kind == "ddtree"), default=0)
+    if budget > MAX_BUDGET:
+        raise InputError(f"DDTree({budget}): the largest tree budget is {MAX_BUDGET}")
+    return budget
+
+
+def measure(
+    drafter: Drafter,
+    recording: Recording,
+    *,
+    items: Sequence[Item],
+    policies: Sequence[Policy],
+    dtype: str = "float32",
+    anchors: Literal["all", "walk"] = "all",
+    max_blocks: int | None = None,
+    progress: Progress = silent,
+) -> Iterator[tuple[Item, Drafted]]:
+    """Replays the drafter on every item: at all anchors, or only where the policies' walks go.
+
+    This is the whole measurement; `evaluate` adds files around it. In a training loop, call it with the
+    drafter at hand and pass what it yields to `blocks_of` and `summary.summarise`.
+
+    Raises:
+        RecordingError: An item is damaged, or a tap was not recorded.
+    """
+    budget = tree_budget(policies)
+    compute = getattr(torch, dtype)
+    checked = verify_items(recording, items)
+    if anchors == "walk":
+        items = list(checked)
+        sequences = [
+            read_item(recording, item, drafter.wiring, dtype=compute, max_blocks=max_blocks) for item in items
+        ]
+
+        def wanted(i: int, drafted: Drafted | None) -> list[int]:
+            return _next_anchors(items[i], len(sequences[i].tokens), drafted, policies)
+
+        walked = replay_walks(drafter, sequences, budget=budget, next_anchors=wanted)
+        for i, drafted in progress(walked, label="evaluate", total=len(items), unit="prompt"):
+            yield items[i], drafted
+        return
+    for item in progress(checked, label="evaluate", total=len(items), unit="prompt"):
+        recorded = read_item(recording, item, drafter.wiring, dtype=compute, max_blocks=max_blocks)
+        yield item, replay(drafter, recorded, budget=budget)
+
+
+def blocks_of(drafted: Drafted, item: Item, policies: Sequence[Policy]) -> acceptance.Blocks:
+    """A sequence's drafted blocks as acceptance counts them."""
+    return acceptance.Blocks(
+        anchors=drafted.anchors,
+        ranks=drafted.ranks,
+        prompt_tokens=item.prompt_len,
+        length=drafted.length,
+        stopped=item.stopped and drafted.length == item.length,
+        order=drafted.order,
+        order_budget=tree_budget(policies),
+    )
+
+
+def _next_anchors(item: Item, length: int, drafted: Drafted | None, policies: Sequence[Policy]) -> list[int]:
+    """Where the policies' walks stand: the anchors that they need and that are not drafted yet."""
+    if length < item.prompt_len + 2:
+        return []
+    if drafted is None:
+        return [item.prompt_len]
+    done = {int(anchor): i for i, anchor in enumerate(drafted.anchors)}
+    needed = set()
+    for policy in policies:
+        streak = acceptance.policy_streaks(policy, ranks=drafted.ranks, order=drafted.order)
+        anchor = item.prompt_len
+        while anchor in done:
+            anchor += int(streak[done[anchor]]) + 1
+        if anchor <= length - 2:
+            needed.add(anchor)
+    return sorted(needed)
+
+
+def columns_of(drafted: Drafted, blocks: acceptance.Blocks, policies: Sequence[Policy]) -> dict[str, Any]:
+    """The columns of blocks.parquet for one prompt."""
+    columns: dict[str, Any] = {"anchor": drafted.anchors, "rank": drafted.ranks}
+    if drafted.order is not None:
+        columns["tree_position"] = drafted.order
+    columns |= {
+        "log_prob": drafted.log_probs,
+        "top_id": drafted.top_ids,
+        "top_log_prob": drafted.top_log_probs,
+        "available": blocks.available.astype("int32"),
+    }
+    for policy in policies:
+        columns[f"streak_{policy.slug}"] = acceptance.policy_streaks(
+            policy, ranks=drafted.ranks, order=drafted.order
+        )
+    return columns

@@ -1,0 +1,38 @@
+"""How long work shows where it is: a bar with rate and estimate on stderr, or nothing.
+
+Functions that take long have a `progress` parameter and are silent unless the caller passes `bar`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Protocol, TypeVar
+
+from tqdm import tqdm
+
+Item = TypeVar("Item")
+
+
+class Progress(Protocol):
+    """Passes items through while showing how many of `total` are done, in `unit`s."""
+
+    def __call__(
+        self, items: Iterable[Item], *, label: str, total: int | None = None, unit: str = "it"
+    ) -> Iterable[Item]:
+        """The same items."""
+
+
+def silent(
+    items: Iterable[Item], *, label: str, total: int | None = None, unit: str = "it"
+) -> Iterable[Item]:
+    """Shows nothing."""
+    return items
+
+
+def bar(items: Iterable[Item], *, label: str, total: int | None = None, unit: str = "it") -> Iterator[Item]:
+    """A line on stderr with rate and time left; in a log it is renewed every ten seconds."""
+    interval = 0.2 if sys.stderr.isatty() else 10.0
+    yield from tqdm(
+        items, desc=label, total=total, unit=f" {unit}", file=sys.stderr, mininterval=interval, ncols=88
+    )

@@ -1,0 +1,301 @@
+"""What is kept of a target: token ids, tap features and the final state of every prompt, and where from.
+
+    recordings/<digest>/recording.json      written last: its presence means complete
+    recordings/<digest>/<item>.safetensors  tokens [T], taps [taps, T, H], final [T, H] before the norm
+
+The digest names the inputs (target weights, tokenizer, template, prompts, taps, dtype, lengths), so the same
+question is recorded once, and a recording cannot be mistaken for another. Knows nothing of torch or models;
+`target` fills a recording, `replay` reads it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from draftgauge.errors import CheckpointError, RecordingError
+from draftgauge.store import PARTIAL, sha256_file, sha256_json, write_json
+from draftgauge.tensorfile import StoredTensor, read_safetensors
+
+#: Version of the layout. 1: first.
+FORMAT_VERSION = 1
+KIND = "draftgauge recording"
+MANIFEST = "recording.json"
+
+#: The target's tensors that a drafter borrows, and the norm that stands before the head.
+ENDS = ("embedding", "head", "norm")
+
+
+@dataclass(frozen=True)
+class TargetRecord:
+    """Which target was recorded, how it was read, and where its two ends lie.
+
+    `digest` is over the weights' bytes. `ends` maps each of `ENDS` to the file (relative to the recording, or
+    absolute), the tensor's name in it and the SHA-256 of its bytes.
+    """
+
+    path: str
+    digest: str
+    architecture: str
+    num_layers: int
+    hidden_size: int
+    vocab_size: int
+    norm_eps: float
+    stop_token_ids: tuple[int, ...]
+    ends: Mapping[str, Mapping[str, str]]
+
+
+@dataclass(frozen=True)
+class RecordingPlan:
+    """Everything that decides what a recording contains; its digest is the recording's name."""
+
+    target_digest: str
+    tokenizer_digest: str
+    template: str
+    prompts_digest: str
+    rendered_digest: str
+    taps: tuple[int, ...]
+    dtype: str
+    max_new_tokens: int
+
+    @property
+    def digest(self) -> str:
+        """The first 16 hex digits of the SHA-256 over all fields."""
+        return sha256_json({**dataclasses.asdict(self), "version": FORMAT_VERSION})[:16]
+
+
+@dataclass(frozen=True)
+class Item:
+    """One recorded prompt and its completion.
+
+    Tokens x[0..length) of which the first `prompt_len` are the prompt. `agreed` of the `length - prompt_len`
+    reference tokens are the target's argmax in the recorded pass; `near_ties` of the others lie within the
+    near-tie gap, and `worst_gap` is the largest logit gap among them (0 where all agree).
+    """
+
+    id: str
+    category: str | None
+    file: str
+    sha256: str
+    prompt_len: int
+    length: int
+    stopped: bool
+    agreed: int
+    near_ties: int
+    worst_gap: float
+    text: str
+
+    @property
+    def completion_len(self) -> int:
+        """Reference tokens of the completion."""
+        return self.length - self.prompt_len
+
+
+@dataclass(frozen=True)
+class ItemTensors:
+    """The mapped tensors of one item; `tokens` int32 [T], `taps` [taps, T, H], `final` [T, H]."""
+
+    tokens: StoredTensor
+    taps: StoredTensor
+    final: StoredTensor
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A complete recording. `failed` maps the ids of prompts that could not be recorded to the reason."""
+
+    path: Path
+    plan: RecordingPlan
+    target: TargetRecord
+    items: tuple[Item, ...]
+    failed: Mapping[str, str]
+    produced: Mapping[str, Any]
+
+    @property
+    def digest(self) -> str:
+        """Identity of what was recorded: the plan's inputs and every item's content."""
+        return sha256_json([self.plan.digest, [item.sha256 for item in self.items]])
+
+    @property
+    def agreement(self) -> float | None:
+        """Share of reference tokens that are the target's own first choice; None without tokens."""
+        tokens = sum(item.completion_len for item in self.items)
+        return sum(item.agreed for item in self.items) / tokens if tokens else None
+
+    def item(self, item_id: str) -> Item:
+        """The item of a prompt's id.
+
+        Raises:
+            RecordingError: The recording has no such item.
+        """
+        for item in self.items:
+            if item.id == item_id:
+                return item
+        known = ", ".join(i.id for i in self.items)
+        raise RecordingError(f"{self.path} has no item {item_id!r}; it holds {known}")
+
+    def tensors(self, item: Item) -> ItemTensors:
+        """The item's tensors, mapped.
+
+        Raises:
+            RecordingError: The file is missing, damaged, or has other shapes than the manifest says.
+        """
+        path = self.path / item.file
+        try:
+            stored, _ = read_safetensors(path)
+            tensors = ItemTensors(stored["tokens"], stored["taps"], stored["final"])
+        except (CheckpointError, KeyError, OSError) as exc:
+            raise RecordingError(f"{path} is not a readable item: {exc}; record it again") from exc
+        hidden, taps = self.target.hidden_size, len(self.plan.taps)
+        shapes = {
+            "tokens": (tensors.tokens, (item.length,)),
+            "taps": (tensors.taps, (taps, item.length, hidden)),
+            "final": (tensors.final, (item.length, hidden)),
+        }
+        for name, (tensor, shape) in shapes.items():
+            if tensor.shape != shape:
+                raise RecordingError(
+                    f"{path}: {name} is {tensor.shape}, the manifest says {shape}; record the prompt again"
+                )
+        return tensors
+
+    def end(self, name: str) -> StoredTensor:
+        """One of the target's `ENDS`, read in place.
+
+        Raises:
+            RecordingError: The file is gone or changed since it was recorded.
+        """
+        place = self.target.ends[name]
+        path = self.path / place["file"]
+        try:
+            stored = read_safetensors(path)[0][place["name"]]
+        except (CheckpointError, KeyError, OSError) as exc:
+            raise RecordingError(
+                f"the target's {name} is read in place from {path}, which is not readable here: {exc}; "
+                "record with --portable to keep it inside the recording"
+            ) from exc
+        return stored
+
+    def verify_end(self, name: str) -> None:
+        """Makes sure that one of the target's `ENDS` has the bytes that were recorded.
+
+        Raises:
+            RecordingError: It is not readable here, or changed: the recording is stale.
+        """
+        actual = self.end(name).sha256()
+        expected = self.target.ends[name]["sha256"]
+        if actual != expected:
+            raise RecordingError(
+                f"the target's {name} has digest {actual[:16]}, recorded was {expected[:16]}: the target at "
+                f"{self.target.path} changed since; record it again"
+            )
+
+    def tap_rows(self, taps: Sequence[int]) -> list[int]:
+        """Where each of `taps` lies in the items' `taps` tensor.
+
+        Raises:
+            RecordingError: A tap was not recorded.
+        """
+        missing = [tap for tap in taps if tap not in self.plan.taps]
+        if missing:
+            raise RecordingError(
+                f"the drafter reads taps {list(taps)}, the recording {self.path} holds {list(self.plan.taps)}: "
+                f"{missing} missing; record again with --taps {','.join(map(str, taps))}"
+            )
+        return [self.plan.taps.index(tap) for tap in taps]
+
+
+def open_recording(path: str | Path) -> Recording:
+    """The complete recording in folder `path`.
+
+    Raises:
+        RecordingError: The folder is no recording, is incomplete, or is of a version not known here.
+    """
+    folder = Path(path)
+    manifest = folder / MANIFEST
+    if not folder.is_dir():
+        raise RecordingError(f"{path} is not a folder; `draftgauge recordings` lists what is here")
+    if not manifest.is_file():
+        started = any(folder.glob("*.safetensors"))
+        hint = "it was not finished: repeat its `draftgauge record` command" if started else "it is empty"
+        raise RecordingError(f"{path} holds no {MANIFEST}: {hint}")
+    value = _read_json(manifest)
+    if value.get("kind") != KIND or value.get("version") != FORMAT_VERSION:
+        raise RecordingError(
+            f"{manifest} is {value.get('kind')!r} version {value.get('version')!r}; "
+            f"expected {KIND!r} version {FORMAT_VERSION}"
+        )
+    try:
+        target = {**value["target"], "stop_token_ids": tuple(value["target"]["stop_token_ids"])}
+        plan = {**value["plan"], "taps": tuple(value["plan"]["taps"])}
+        return Recording(
+            path=folder,
+            plan=RecordingPlan(**plan),
+            target=TargetRecord(**target),
+            items=tuple(Item(**item) for item in value["items"]),
+            failed=value["failed"],
+            produced=value["produced"],
+        )
+    except (KeyError, TypeError) as exc:
+        raise RecordingError(
+            f"{manifest} does not have the fields of version {FORMAT_VERSION}: {exc}"
+        ) from exc
+
+
+def complete_recording(
+    folder: Path,
+    *,
+    plan: RecordingPlan,
+    target: TargetRecord,
+    items: Sequence[Item],
+    failed: Mapping[str, str],
+    produced: Mapping[str, Any],
+) -> Recording:
+    """Writes the manifest, which makes the folder a complete recording."""
+    value = {
+        "kind": KIND,
+        "version": FORMAT_VERSION,
+        "plan": dataclasses.asdict(plan),
+        "target": dataclasses.asdict(target),
+        "items": [dataclasses.asdict(item) for item in items],
+        "failed": dict(failed),
+        "produced": dict(produced),
+    }
+    write_json(folder / MANIFEST, value)
+    return open_recording(folder)
+
+
+def verify_items(recording: Recording, items: Sequence[Item]) -> Iterator[Item]:
+    """Yields the items whose bytes are those that were recorded.
+
+    Raises:
+        RecordingError: An item's digest differs: the file was damaged or edited.
+    """
+    for item in items:
+        actual = sha256_file(recording.path / item.file)
+        if actual != item.sha256:
+            raise RecordingError(
+                f"{recording.path / item.file} has digest {actual[:16]}, recorded was {item.sha256[:16]}: it was "
+                "damaged or edited; record it again into a fresh folder"
+            )
+        yield item
+
+
+def list_recordings(root: Path) -> list[Recording]:
+    """The complete recordings below `root`, by name; unfinished ones are not listed."""
+    manifests = sorted(root.glob(f"*/{MANIFEST}"))
+    return [open_recording(m.parent) for m in manifests if not m.parent.name.startswith(PARTIAL)]
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as exc:
+        raise RecordingError(f"{path} is not readable JSON: {exc}") from exc
+    if not isinstance(value, dict):
+        raise RecordingError(f"{path} holds no JSON object")
+    return value

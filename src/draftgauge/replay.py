@@ -1,0 +1,306 @@
+"""Replays a drafter against recorded sequences: ranks and top lists at every anchor and depth.
+
+One pass over the target's recorded features gives what online decoding would have drafted at each anchor.
+From then on acceptance is arithmetic. Memory is bounded by slices of anchors and of rows, whatever the
+sequence's length and the vocabulary's size. Knows nothing of recordings, prompts or policies' meaning beyond
+asking where a policy's walk goes next.
+
+Letters: A anchors, D depth, T positions, F features, K list length, R rows, V vocabulary entries, H hidden.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float32, Int, Int32
+from torch import Tensor
+
+from draftgauge.acceptance import NO_REFERENCE, UNREACHABLE
+from draftgauge.drafters import Context, Drafter
+from draftgauge.errors import CheckpointError, RecordingError
+from draftgauge.features import Recorded
+from draftgauge.tree import reference_order
+
+#: How many of the drafter's choices are kept per anchor and depth.
+TOP_LIST = 8
+#: Bounds on the transient memory of one slice: attention scores of a slice of anchors, logits of its rows.
+_SCORE_BYTES = 1 << 27
+_LOGIT_BYTES = 1 << 26
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """The drafted blocks of one sequence, in the order of their anchors.
+
+    `length` of the sequence; `ranks` of the reference tokens (`NO_REFERENCE` beyond the end, `UNREACHABLE`
+    outside the drafter's vocabulary); `order`, the position of the reference prefix in the draft tree's
+    expansion, None where no tree was asked; `log_probs` the drafter gave the reference (NaN where it has
+    none); `top_ids` and `top_log_probs`, its first choices.
+    """
+
+    length: int
+    anchors: Int32[np.ndarray, " A"]
+    ranks: Int32[np.ndarray, "A D"]
+    order: Int32[np.ndarray, "A D"] | None
+    log_probs: Float32[np.ndarray, "A D"]
+    top_ids: Int32[np.ndarray, "A D K"]
+    top_log_probs: Float32[np.ndarray, "A D K"]
+
+
+#: Given the blocks of one sequence so far, the anchors that some walk wants next (empty when all ended).
+NextAnchors = Callable[[int, Drafted | None], list[int]]
+
+
+@torch.inference_mode()
+def replay(
+    drafter: Drafter, recorded: Recorded, *, budget: int, anchors: Int[Tensor, " A"] | None = None
+) -> Drafted:
+    """Drafts at every anchor of a sequence (or at the given ones) and ranks the reference tokens.
+
+    Args:
+        drafter: The drafter, in the dtype to compute in.
+        recorded: The sequence.
+        budget: Nodes of the largest draft tree that will be asked for; 0 for none.
+        anchors: Strictly increasing anchors; all of the sequence when None.
+
+    Raises:
+        CheckpointError: The drafter's output is not finite.
+        RecordingError: The features are not those that the drafter reads, at every position.
+    """
+    _require_features(drafter, recorded)
+    anchors = recorded.anchors if anchors is None else anchors
+    if not len(anchors):
+        return _nothing(drafter, recorded, budget=budget)
+    context = drafter.context(recorded.features[: int(anchors[-1])])
+    parts = []
+    for chosen in anchors.split(_anchors_per_slice(drafter, context.length)):
+        seen = context.upto(int(chosen[-1]))
+        hidden = drafter.draft(seen, anchors=chosen, anchor_tokens=recorded.tokens[chosen])
+        parts.append(_rank(drafter, hidden, recorded.tokens, chosen, budget=budget))
+    return joined(parts)
+
+
+@torch.inference_mode()
+def replay_walks(
+    drafter: Drafter, sequences: Sequence[Recorded], *, budget: int, next_anchors: NextAnchors
+) -> Iterator[tuple[int, Drafted]]:
+    """Drafts only where walks go, the sequences side by side; yields each sequence's blocks as it ends.
+
+    Every pass drafts one block per sequence and wanted anchor, so the drafter's weights are read once for all
+    of them: for drafters too large to draft everywhere. The blocks equal those of `replay` at the same
+    anchors.
+
+    Args:
+        drafter: As for `replay`.
+        sequences: The sequences to walk, at least one.
+        budget: As for `replay`.
+        next_anchors: Called with a sequence's index and its blocks so far; the anchors that it wants must not
+            be among them yet.
+
+    Raises:
+        CheckpointError: As for `replay`.
+        RecordingError: As for `replay`.
+    """
+    for sequence in sequences:
+        _require_features(drafter, sequence)
+    contexts = [drafter.context(s.features[: len(s.tokens) - 1]) for s in sequences]
+    offsets = [0, *itertools.accumulate(context.length for context in contexts)]
+    together = contexts[0].extended(*contexts[1:])
+    del contexts
+    done: dict[int, Drafted | None] = dict.fromkeys(range(len(sequences)))
+    while done:
+        wanted = {i: next_anchors(i, blocks) for i, blocks in done.items()}
+        for i in [i for i, anchors in wanted.items() if not anchors]:
+            blocks = done.pop(i)
+            yield i, blocks if blocks is not None else _nothing(drafter, sequences[i], budget=budget)
+        pairs = [(i, anchor) for i, anchors in wanted.items() for anchor in sorted(anchors)]
+        for start in range(0, len(pairs), _anchors_per_slice(drafter, together.length)):
+            chunk = pairs[start : start + _anchors_per_slice(drafter, together.length)]
+            for i, blocks in _side_by_side(drafter, together, sequences, chunk, offsets, budget=budget):
+                before = done[i]
+                done[i] = blocks if before is None else joined([before, blocks])
+
+
+def _side_by_side(
+    drafter: Drafter,
+    context: Context,
+    sequences: Sequence[Recorded],
+    pairs: Sequence[tuple[int, int]],
+    offsets: Sequence[int],
+    *,
+    budget: int,
+) -> Iterator[tuple[int, Drafted]]:
+    """Drafted at (sequence, anchor) pairs in one pass over the joined context, split by sequence again."""
+    anchors = torch.tensor([anchor for _, anchor in pairs])
+    starts = torch.tensor([offsets[i] for i, _ in pairs])
+    tokens = torch.stack([sequences[i].tokens[anchor] for i, anchor in pairs])
+    hidden = drafter.draft(context, anchors=anchors, anchor_tokens=tokens, starts=starts)
+    for i in dict.fromkeys(i for i, _ in pairs):
+        mine = torch.tensor([j for j, (other, _) in enumerate(pairs) if other == i])
+        yield i, _rank(drafter, hidden[mine], sequences[i].tokens, anchors[mine], budget=budget)
+
+
+def joined(parts: Sequence[Drafted]) -> Drafted:
+    """The blocks of several slices of one sequence, ordered by anchor."""
+    anchors = np.concatenate([part.anchors for part in parts])
+    by_anchor = np.argsort(anchors, kind="stable")
+
+    def together(arrays: Sequence[np.ndarray]) -> np.ndarray:
+        return np.concatenate(arrays)[by_anchor]
+
+    orders = [part.order for part in parts if part.order is not None]
+    return Drafted(
+        length=parts[0].length,
+        anchors=anchors[by_anchor],
+        ranks=together([part.ranks for part in parts]),
+        order=together(orders) if len(orders) == len(parts) else None,
+        log_probs=together([part.log_probs for part in parts]),
+        top_ids=together([part.top_ids for part in parts]),
+        top_log_probs=together([part.top_log_probs for part in parts]),
+    )
+
+
+def _require_features(drafter: Drafter, recorded: Recorded) -> None:
+    """Makes sure that every position has the features of every tap."""
+    w = drafter.wiring
+    expected = (len(recorded.tokens), len(w.taps) * w.hidden_size)
+    if tuple(recorded.features.shape) != expected:
+        raise RecordingError(
+            f"the features are {list(recorded.features.shape)}, expected {list(expected)} for as many tokens and "
+            f"the taps {list(w.taps)} of {w.hidden_size} each; record the taps that the drafter reads"
+        )
+
+
+def _nothing(drafter: Drafter, recorded: Recorded, *, budget: int) -> Drafted:
+    """The blocks of a sequence without anchors."""
+    depth = drafter.wiring.depth
+    empty = np.zeros((0, depth), np.int32)
+    lists = np.zeros((0, depth, min(TOP_LIST, len(drafter.ends.head))))
+    return Drafted(
+        length=len(recorded.tokens),
+        anchors=np.zeros(0, np.int32),
+        ranks=empty,
+        order=empty if budget else None,
+        log_probs=empty.astype(np.float32),
+        top_ids=lists.astype(np.int32),
+        top_log_probs=lists.astype(np.float32),
+    )
+
+
+def _anchors_per_slice(drafter: Drafter, length: int) -> int:
+    """As many anchors as keep one layer's attention scores inside the bound."""
+    w = drafter.wiring
+    return max(1, _SCORE_BYTES // (4 * w.num_heads * w.block_size * (length + w.block_size)))
+
+
+def _references(tokens: Int[Tensor, " T"], anchors: Int[Tensor, " A"], *, depth: int) -> Int[Tensor, "A D"]:
+    """The reference token of every anchor and depth; -1 beyond the end."""
+    positions = anchors[:, None] + torch.arange(1, depth + 1)
+    inside = positions < len(tokens)
+    return torch.where(inside, tokens[positions.clamp(max=len(tokens) - 1)], -1)
+
+
+def _rank(
+    drafter: Drafter,
+    hidden: Float[Tensor, "A D H"],
+    tokens: Int[Tensor, " T"],
+    anchors: Int[Tensor, " A"],
+    *,
+    budget: int,
+) -> Drafted:
+    """Ranks, log-probabilities, lists and tree positions of drafted blocks, in chunks of rows."""
+    references = _references(tokens, anchors, depth=drafter.wiring.depth)
+    count, depth = references.shape
+    rows, wanted = hidden.flatten(0, 1), references.flatten()
+    size = max(1, _LOGIT_BYTES // (4 * len(drafter.ends.head)))
+    # One more than the list, to see whether its last choice ties with one that is left out.
+    width = max(budget, TOP_LIST + 1)
+    parts = [
+        _rank_rows(drafter, some, reference, width=width)
+        for some, reference in zip(rows.split(size), wanted.split(size), strict=True)
+    ]
+    ranks, log_probs, top_ids, best = (np.concatenate(list(arrays)) for arrays in zip(*parts, strict=True))
+    ranks = ranks.reshape(count, depth)
+    lists = best.reshape(count, depth, -1)
+    order = None
+    if budget:
+        nodes = np.ascontiguousarray(lists[:, :, :budget])
+        order = reference_order(nodes, ranks=ranks, budget=budget)
+    return Drafted(
+        length=len(tokens),
+        anchors=anchors.numpy().astype(np.int32),
+        ranks=ranks,
+        order=order,
+        log_probs=log_probs.reshape(count, depth),
+        top_ids=top_ids.reshape(count, depth, -1),
+        top_log_probs=np.ascontiguousarray(lists[:, :, :TOP_LIST]),
+    )
+
+
+def _rank_rows(
+    drafter: Drafter, hidden: Float[Tensor, "R H"], references: Int[Tensor, " R"], *, width: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Rank and log-probability of the reference, ids of the first choices, the best log-probabilities.
+
+    Returns arrays [R], [R], [R, min(TOP_LIST, V)] and [R, min(width, V)].
+    """
+    logits = drafter.logits(hidden).float()
+    sound = logits.isfinite().all(dim=1)
+    if not bool(sound.all()):
+        raise CheckpointError(
+            f"the drafter's output is not finite in {int((~sound).sum())} of {len(sound)} rows "
+            f"({hidden.dtype}); try --dtype float32, then check the checkpoint"
+        )
+    norm = logits.logsumexp(dim=1)
+    ids = drafter.ends.target_ids
+    entry, reachable = _entries(references, ids, vocabulary=logits.shape[1])
+    own = logits.gather(1, entry[:, None])
+    ranks = (logits > own).sum(dim=1)
+    equal = (logits == own).sum(dim=1)
+    for row in (equal > 1).nonzero()[:, 0].tolist():
+        tied = (logits[row] == own[row]).nonzero()[:, 0]
+        ranks[row] += int((_target_id(tied, ids) < references[row]).sum())
+    ranks[~reachable] = int(UNREACHABLE)
+    ranks[references < 0] = int(NO_REFERENCE)
+    log_probs = torch.where(reachable & (references >= 0), own[:, 0] - norm, torch.nan)
+    best = logits.topk(min(width, logits.shape[1]), dim=1)
+    return (
+        ranks.numpy().astype(np.int32),
+        log_probs.numpy(),
+        _first_choices(logits, best.values, best.indices, ids).numpy().astype(np.int32),
+        (best.values - norm[:, None]).numpy(),
+    )
+
+
+def _entries(references: Int[Tensor, " R"], ids: Tensor | None, *, vocabulary: int) -> tuple[Tensor, Tensor]:
+    """Where each reference stands in the head's vocabulary, and whether it does."""
+    if ids is None:
+        return references.clamp(min=0, max=vocabulary - 1), references < vocabulary
+    by_id = ids.argsort()
+    place = torch.searchsorted(ids[by_id], references).clamp(max=len(ids) - 1)
+    entry = by_id[place]
+    return entry, ids[entry] == references
+
+
+def _target_id(entries: Tensor, ids: Tensor | None) -> Tensor:
+    return entries if ids is None else ids[entries]
+
+
+def _first_choices(
+    logits: Float[Tensor, "R V"], values: Tensor, entries: Tensor, ids: Tensor | None
+) -> Int[Tensor, "R K"]:
+    """Target ids of the first choices; equal logits by id, whatever the top-k routine returns."""
+    count = min(TOP_LIST, logits.shape[1])
+    first = _target_id(entries[:, :count], ids).clone()
+    edge = values[:, : count + 1]
+    for row in (edge[:, 1:] == edge[:, :-1]).any(dim=1).nonzero()[:, 0].tolist():
+        among = (logits[row] >= values[row, count - 1]).nonzero()[:, 0]
+        names, scores = _target_id(among, ids), logits[row, among]
+        by_id = names.argsort()
+        by_score = scores[by_id].argsort(descending=True, stable=True)
+        first[row] = names[by_id][by_score][:count]
+    return first

@@ -1,0 +1,215 @@
+"""The run directory: what was measured, on what, and the counts it rests on.
+
+    runs/<name>/run.json        plan, digests, versions, machine; written last: its presence means complete
+    runs/<name>/checkpoint      hard link to the checkpoint (a folder of links for a directory), or absent
+    runs/<name>/blocks.parquet  one row per prompt and anchor: ranks, tree positions, lists, streaks
+    runs/<name>/summary.json    every estimate, every count, every caveat
+
+A run is published whole and never overwritten. Its layout lives here and nowhere else. Knows nothing of
+torch, and nothing of how a number is computed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import platform
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from draftgauge.errors import RunError, StoreError
+from draftgauge.store import PARTIAL, keep, publish_directory, sha256_json, write_json
+
+#: Version of the layout and of `summary.json`. 1: first.
+FORMAT_VERSION = 1
+KIND = "draftgauge run"
+MANIFEST, SUMMARY, BLOCKS, CHECKPOINT = "run.json", "summary.json", "blocks.parquet", "checkpoint"
+
+_PACKAGES = ("draftgauge", "torch", "numpy", "numba", "transformers", "pyarrow")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that can change a number, and nothing else; its digest is the run's identity.
+
+    `policies` are slugs; `anchors` is `all` or `walk`; `wiring` is the wiring as plain values;
+    `trained_block_size` is the one that the checkpoint was trained with, where that is known.
+    """
+
+    checkpoint_digest: str
+    recording_digest: str
+    wiring: Mapping[str, Any]
+    prompts: tuple[str, ...]
+    policies: tuple[str, ...]
+    anchors: str
+    dtype: str
+    max_blocks: int | None
+    trained_block_size: int | None
+    target_digest: str
+    template: str
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over all fields."""
+        return sha256_json(dataclasses.asdict(self))
+
+
+@dataclass(frozen=True)
+class Run:
+    """A complete run: `manifest` is run.json, `summary` is summary.json, both as plain values."""
+
+    path: Path
+    manifest: Mapping[str, Any]
+    summary: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.path.name
+
+    @property
+    def plan(self) -> Plan:
+        """What was asked."""
+        value = dict(self.manifest["plan"])
+        return Plan(**{**value, "prompts": tuple(value["prompts"]), "policies": tuple(value["policies"])})
+
+    def blocks(self) -> pa.Table:
+        """The blocks, one row per prompt and anchor."""
+        return pq.read_table(self.path / BLOCKS)
+
+
+class BlockWriter:
+    """Writes the blocks of one prompt after the other, so that no run has to fit in memory."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._writer: pq.ParquetWriter | None = None
+
+    def write(self, prompt: str, columns: Mapping[str, np.ndarray]) -> None:
+        """Adds the rows of one prompt; arrays [A] become columns, [A, ...] columns of flat lists."""
+        rows = len(next(iter(columns.values())))
+        arrays = {"prompt": pa.array([prompt] * rows, pa.string())}
+        arrays |= {name: _column(array) for name, array in columns.items()}
+        table = pa.table(arrays)
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(self._path, table.schema, compression="zstd")
+        self._writer.write_table(table)
+
+    def close(self) -> None:
+        """Finishes the file."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+def _column(array: np.ndarray) -> pa.Array:
+    flat = pa.array(array.reshape(-1), from_pandas=True)
+    if array.ndim == 1:
+        return flat
+    return pa.FixedSizeListArray.from_arrays(flat, int(np.prod(array.shape[1:])))
+
+
+def run_name(label: str, plan: Plan) -> str:
+    """The name that a run of this plan gets unless the user gives one."""
+    return f"{label}-{plan.digest[:8]}"
+
+
+@contextlib.contextmanager
+def new_run(
+    path: Path, plan: Plan, *, facts: Mapping[str, Any], checkpoint: Sequence[Path]
+) -> Iterator[Path]:
+    """Yields the folder to write blocks and summary into; publishes the run when the block ends cleanly.
+
+    Args:
+        path: The run's folder; must not exist.
+        plan: What is measured.
+        facts: More for run.json: sources, sizes, the key map, timings (the caller may add to it meanwhile).
+        checkpoint: The checkpoint's files, to be kept by hard links.
+
+    Raises:
+        RunError: `path` exists already.
+    """
+    started = time.time()
+    try:
+        with publish_directory(path) as folder:
+            yield folder
+            manifest = {
+                "kind": KIND,
+                "version": FORMAT_VERSION,
+                "status": "complete",
+                "plan": dataclasses.asdict(plan),
+                "plan_digest": plan.digest,
+                "checkpoint_kept": _keep_checkpoint(folder / CHECKPOINT, checkpoint),
+                "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
+                "duration_s": round(time.time() - started, 3),
+                "versions": {name: _version(name) for name in _PACKAGES},
+                "machine": {"platform": platform.platform(), "python": platform.python_version()},
+                "argv": sys.argv,
+                **facts,
+            }
+            write_json(folder / MANIFEST, manifest)
+    except StoreError as exc:
+        raise RunError(f"run {path.name}: {exc}") from exc
+
+
+def open_run(path: str | Path) -> Run:
+    """The complete run in folder `path`.
+
+    Raises:
+        RunError: The folder is no complete run, or is of a version not known here.
+    """
+    folder = Path(path)
+    if not (folder / MANIFEST).is_file():
+        raise RunError(f"{path} holds no {MANIFEST}: it is no complete run; `draftgauge runs` lists those")
+    manifest, summary = _read(folder / MANIFEST), _read(folder / SUMMARY)
+    for name, value in ((MANIFEST, manifest), (SUMMARY, summary)):
+        if value.get("version") != FORMAT_VERSION:
+            raise RunError(f"{folder / name} has version {value.get('version')!r}, expected {FORMAT_VERSION}")
+    return Run(folder, manifest, summary)
+
+
+def find_run(root: Path, plan: Plan) -> Run | None:
+    """The run below `root` that already answers this plan; None if there is none."""
+    for run in list_runs(root):
+        if run.manifest["plan_digest"] == plan.digest:
+            return run
+    return None
+
+
+def list_runs(root: Path) -> list[Run]:
+    """The complete runs below `root`, oldest first; unfinished ones are not listed."""
+    manifests = root.glob(f"*/{MANIFEST}")
+    runs = [open_run(m.parent) for m in manifests if not m.parent.name.startswith(PARTIAL)]
+    return sorted(runs, key=lambda run: (run.manifest["started"], run.name))
+
+
+def _keep_checkpoint(target: Path, files: Sequence[Path]) -> str:
+    """Keeps the checkpoint's bytes reachable without copying them."""
+    if len(files) == 1:
+        return keep(files[0], target)
+    target.mkdir()
+    return "; ".join(sorted({keep(file, target / file.name) for file in files}))
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as exc:
+        raise RunError(f"{path} is not readable JSON: {exc}") from exc
+    return value

@@ -1,0 +1,132 @@
+"""From the blocks of every prompt to the numbers of a run: estimates, curves, conventions, per prompt.
+
+Arithmetic on counts alone, the prompt as the unit. The result is the content of `summary.json`; every value
+that could not be computed is null with a reason beside it. Knows nothing of files, models or rendering.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import reduce
+from operator import add
+from typing import Any
+
+from draftgauge.acceptance import (
+    CONVENTIONS,
+    Blocks,
+    Counts,
+    Policy,
+    Walk,
+    all_anchor_counts,
+    counts_of,
+    per_depth,
+    walk_blocks,
+)
+from draftgauge.stats import design_effect, mean, ratio
+
+
+@dataclass(frozen=True)
+class PromptBlocks:
+    """One prompt's blocks, with the category that it is reported under."""
+
+    category: str | None
+    blocks: Blocks
+
+
+def summarise(
+    prompts: Mapping[str, PromptBlocks], policies: Sequence[Policy], *, every_anchor: bool
+) -> dict[str, Any]:
+    """All numbers of a run.
+
+    Args:
+        prompts: Blocks by the prompt's id, in the order of the recording.
+        policies: Which policies to report.
+        every_anchor: Whether the blocks cover all anchors; means over anchors and depth curves need that.
+
+    Example of the result: `{"policies": {"chain": {"tau_response": {"value": 1.71, "low": 1.6, ...}}}}`.
+    """
+    walks = {
+        policy: {name: walk_blocks(policy, prompt.blocks) for name, prompt in prompts.items()}
+        for policy in policies
+    }
+    return {
+        "policies": {
+            policy.slug: _policy(policy, walks[policy], prompts, every_anchor=every_anchor)
+            for policy in policies
+        },
+        "per_depth": _depth_curves(prompts) if every_anchor else None,
+        "prompts": {
+            name: {
+                "category": prompt.category,
+                "prompt_tokens": prompt.blocks.prompt_tokens,
+                "completion_tokens": prompt.blocks.length - prompt.blocks.prompt_tokens,
+                "stopped": prompt.blocks.stopped,
+                "policies": {
+                    policy.slug: _prompt(
+                        policy, walks[policy][name], prompt.blocks, every_anchor=every_anchor
+                    )
+                    for policy in policies
+                },
+            }
+            for name, prompt in prompts.items()
+        },
+    }
+
+
+def _policy(
+    policy: Policy,
+    walks: Mapping[str, Walk],
+    prompts: Mapping[str, PromptBlocks],
+    *,
+    every_anchor: bool,
+) -> dict[str, Any]:
+    """One policy over all prompts: both tau, the streak, why rounds ended, every convention."""
+    counts = [counts_of(walk) for walk in walks.values()]
+    total: Counts = reduce(add, counts)
+    value: dict[str, Any] = {
+        "label": policy.label,
+        "tau_response": mean([c.committed / c.rounds for c in counts if c.rounds]).as_dict(),
+        "tau_pooled": ratio([c.committed for c in counts], [c.rounds for c in counts]).as_dict(),
+        "streak_response": mean([c.accepted / c.rounds for c in counts if c.rounds]).as_dict(),
+        "streak_pooled": ratio([c.accepted for c in counts], [c.rounds for c in counts]).as_dict(),
+        "design_effect": design_effect([walk.streak for walk in walks.values()]),
+        "counts": asdict(total),
+        "conventions": {name: rule.value(list(walks.values())) for name, rule in CONVENTIONS.items()},
+    }
+    if every_anchor:
+        sums = [all_anchor_counts(policy, prompt.blocks) for prompt in prompts.values()]
+        value["all_anchor_streak"] = ratio([s for s, _ in sums], [n for _, n in sums]).as_dict()
+    return value
+
+
+def _depth_curves(prompts: Mapping[str, PromptBlocks]) -> dict[str, Any]:
+    """Acceptance at each depth over all anchors of all prompts, with the counts that it rests on."""
+    total = reduce(add, (per_depth(prompt.blocks) for prompt in prompts.values()))
+    return {
+        "marginal": total.marginal(),
+        "survival": total.survival(),
+        "conditional": total.conditional(),
+        "eal_marginal": total.eal_marginal(),
+        "anchors_marginal": list(total.anchors_marginal),
+        "anchors_conditional": list(total.anchors_conditional),
+        "hits": list(total.hits),
+        "survived": list(total.survived),
+    }
+
+
+def _prompt(policy: Policy, walk: Walk, blocks: Blocks, *, every_anchor: bool) -> dict[str, Any]:
+    """One policy on one prompt: rates and the counts that they come from."""
+    counts = counts_of(walk)
+    value: dict[str, Any] = {
+        "rounds": counts.rounds,
+        "accepted": counts.accepted,
+        "committed": counts.committed,
+        "tau": counts.committed / counts.rounds if counts.rounds else None,
+        "streak": counts.accepted / counts.rounds if counts.rounds else None,
+    }
+    if every_anchor:
+        accepted, anchors = all_anchor_counts(policy, blocks)
+        value["all_anchor_streak"] = accepted / anchors if anchors else None
+        value["uncensored_anchors"] = anchors
+    return value

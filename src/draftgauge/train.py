@@ -1,0 +1,344 @@
+"""The reference trainer: a DFlash drafter from a recording, in one readable loop.
+
+Each step samples sequences and anchors in their completions, drafts one block per anchor exactly as replay
+does, and lowers the cross-entropy of the reference tokens, deeper ones weighing less. The draft layers start
+from the target's last layers and the output norm from the target's, since both learn to feed the same head.
+Every random choice follows from the seed and the step, so a resumed run takes the same steps.
+
+    OUT/train.json              what is trained and on what
+    OUT/train.jsonl             one line per logged step: step, loss, learning rate, tokens per second
+    OUT/step_N/checkpoint.pt    model_state_dict, optimizer_state_dict, step, config
+
+Source: DFlash (z-lab, 2026) for the objective; AdamW (Loshchilov and Hutter, 2019).
+
+Letters: A anchors, D depth, S entries of the trained vocabulary, T positions, F features.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from draftgauge.configs import OWN_KEY
+from draftgauge.drafters import as_torch
+from draftgauge.drafters.dflash import Context, DFlash, Ends
+from draftgauge.errors import RecordingError, RunError, TargetError
+from draftgauge.progress import Progress, silent
+from draftgauge.recording import Item, Recording
+from draftgauge.store import locked, publish_directory, write_json
+from draftgauge.tensorfile import StoredTensor, read_safetensors
+from draftgauge.wiring import LayerAttention, Wiring, validate
+
+
+@dataclass(frozen=True)
+class TrainPlan:
+    """Everything that decides the weights that come out. Units: anchors and sequences per step."""
+
+    steps: int
+    save_steps: tuple[int, ...]
+    num_layers: int = 2
+    block_size: int = 8
+    mask_token_id: int = 3
+    sequences: int = 4
+    anchors_per_sequence: int = 16
+    learning_rate: float = 1e-3
+    warmup: float = 0.04
+    weight_decay: float = 0.01
+    depth_decay: float = 4.0
+    max_grad_norm: float = 1.0
+    seed: int = 0
+    autocast: bool = False
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sequences joined one after the other: `features` [T, F], and the anchors drafted in this step.
+
+    `references` [A, D] are indices into the trained vocabulary, -1 where there is no reference token.
+    """
+
+    features: Tensor
+    bounds: tuple[tuple[int, int], ...]
+    anchors: Tensor
+    anchor_tokens: Tensor
+    starts: Tensor
+    references: Tensor
+
+
+def train(recording: Recording, plan: TrainPlan, *, out: Path, progress: Progress = silent) -> Path:
+    """Trains a drafter on a recording; repeats of the same call resume after the last saved step.
+
+    Returns:
+        The folder of the last checkpoint.
+
+    Raises:
+        RunError: `out` holds another run.
+        RecordingError: The recording has no anchors to train on.
+        TargetError: The recorded target's config or weights are not at hand.
+    """
+    with locked(out):
+        wiring = drafter_wiring(recording, plan)
+        _claim(out, recording, plan, wiring)
+        names = trained_vocabulary(recording)
+        drafter = _drafter(recording, wiring, names)
+        optimizer = torch.optim.AdamW(
+            drafter.parameters(), lr=plan.learning_rate, weight_decay=plan.weight_decay, betas=(0.9, 0.95)
+        )
+        first = _resume(out, drafter, optimizer, plan)
+        items = [item for item in recording.items if item.completion_len >= 2]
+        if not items:
+            raise RecordingError(f"{recording.path} has no completion of two tokens or more to train on")
+        steps = progress(range(first, plan.steps), label="train", total=plan.steps - first, unit="step")
+        _log(out, _steps(drafter, optimizer, recording, items, names, plan, steps), plan, drafter, optimizer)
+    return out / f"step_{plan.steps}"
+
+
+def drafter_wiring(recording: Recording, plan: TrainPlan) -> Wiring:
+    """The wiring of a drafter with the target's own shape, reading the recording's taps.
+
+    Raises:
+        TargetError: The target's config.json is not where it was recorded.
+    """
+    config = _target_config(recording)
+    heads = int(config["num_attention_heads"])
+    head_dim = int(config.get("head_dim") or recording.target.hidden_size // heads)
+    rope = config.get("rope_parameters") or {}
+    return validate(
+        Wiring(
+            taps=recording.plan.taps,
+            block_size=plan.block_size,
+            hidden_size=recording.target.hidden_size,
+            intermediate_size=int(config["intermediate_size"]),
+            num_layers=plan.num_layers,
+            num_heads=heads,
+            num_kv_heads=int(config["num_key_value_heads"]),
+            head_dim=head_dim,
+            rms_norm_eps=recording.target.norm_eps,
+            rope_theta=float(rope.get("rope_theta") or config["rope_theta"]),
+            rope_dims=head_dim,
+            attention=(LayerAttention(),) * plan.num_layers,
+            mask_token_id=plan.mask_token_id,
+            vocab_size=recording.target.vocab_size,
+            num_target_layers=recording.target.num_layers,
+            tap_after_final_norm=False,
+        )
+    )
+
+
+def trained_vocabulary(recording: Recording) -> Int[Tensor, " S"]:
+    """The token ids that occur in the completions: the loss is normalised over these alone."""
+    seen = torch.zeros(recording.target.vocab_size, dtype=torch.bool)
+    for item in recording.items:
+        seen[as_torch(recording.tensors(item).tokens)[item.prompt_len :].long()] = True
+    return seen.nonzero()[:, 0]
+
+
+def learning_rate(plan: TrainPlan, step: int) -> float:
+    """Linear warm-up, then a cosine down to a hundredth."""
+    warm = max(1, round(plan.warmup * plan.steps))
+    if step < warm:
+        return plan.learning_rate * (step + 1) / warm
+    done = (step - warm) / max(1, plan.steps - warm)
+    return plan.learning_rate * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+def block_loss(
+    logits: Float[Tensor, "A D S"], references: Int[Tensor, "A D"], *, depth_decay: float
+) -> Float[Tensor, ""]:
+    """Cross-entropy of the reference tokens, depth d weighing exp(-(d - 1) / depth_decay)."""
+    depth = references.shape[1]
+    weight = torch.exp(-torch.arange(depth) / depth_decay).expand_as(references)
+    weight = weight * (references >= 0)
+    entropy = F.cross_entropy(
+        logits.float().flatten(0, 1), references.flatten().clamp(min=0), reduction="none"
+    )
+    return (entropy * weight.flatten()).sum() / weight.sum()
+
+
+def sample_batch(
+    recording: Recording, items: Sequence[Item], places: Int[Tensor, " V"], plan: TrainPlan, *, step: int
+) -> Batch:
+    """The sequences and anchors of one step; the same for the same seed and step.
+
+    `places` maps a token id to its index in the trained vocabulary.
+    """
+    generator = torch.Generator().manual_seed(plan.seed * 1_000_003 + step)
+    chosen = torch.randint(len(items), (plan.sequences,), generator=generator).tolist()
+    features, bounds, parts = [], [], []
+    offset = 0
+    for i in chosen:
+        item = items[i]
+        stored = recording.tensors(item)
+        tokens = as_torch(stored.tokens).long()
+        choice = torch.randperm(item.completion_len - 1, generator=generator)[: plan.anchors_per_sequence]
+        anchors = (choice + item.prompt_len).sort().values
+        features.append(as_torch(stored.taps)[:, :-1].permute(1, 0, 2).flatten(1).float())
+        positions = anchors[:, None] + torch.arange(1, plan.block_size)
+        inside = positions < item.length
+        references = torch.where(inside, places[tokens[positions.clamp(max=item.length - 1)]], -1)
+        parts.append((anchors, tokens[anchors], torch.full_like(anchors, offset), references))
+        bounds.append((offset, offset + item.length - 1))
+        offset += item.length - 1
+    anchors, anchor_tokens, starts, references = (torch.cat(list(p)) for p in zip(*parts, strict=True))
+    return Batch(torch.cat(features), tuple(bounds), anchors, anchor_tokens, starts, references)
+
+
+def _steps(
+    drafter: DFlash,
+    optimizer: torch.optim.Optimizer,
+    recording: Recording,
+    items: Sequence[Item],
+    names: Tensor,
+    plan: TrainPlan,
+    steps: Any,
+) -> Iterator[tuple[int, float, int]]:
+    """Takes the steps; yields the number of steps done, the loss, and the tokens it was computed over."""
+    places = torch.full((recording.target.vocab_size,), -1)
+    places[names] = torch.arange(len(names))
+    head = drafter.ends.head[names]
+    for step in steps:
+        batch = sample_batch(recording, items, places, plan, step=step)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=plan.autocast):
+            hidden = drafter.draft(
+                _contexts(drafter, batch),
+                anchors=batch.anchors,
+                anchor_tokens=batch.anchor_tokens,
+                starts=batch.starts,
+            )
+            loss = block_loss(F.linear(hidden, head), batch.references, depth_decay=plan.depth_decay)
+        if not bool(loss.isfinite()):
+            raise RunError(f"the loss is not finite at step {step}; lower the learning rate")
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(drafter.parameters(), plan.max_grad_norm)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(plan, step)
+        optimizer.step()
+        yield step + 1, float(loss), int((batch.references >= 0).sum())
+
+
+def _contexts(drafter: DFlash, batch: Batch) -> Context:
+    """The joined context, every sequence's positions counted from its own start."""
+    parts = [drafter.context(batch.features[low:high]) for low, high in batch.bounds]
+    return Context(
+        tuple(torch.cat(keys, dim=1) for keys in zip(*(part.keys for part in parts), strict=True)),
+        tuple(torch.cat(values, dim=1) for values in zip(*(part.values for part in parts), strict=True)),
+    )
+
+
+def _log(
+    out: Path,
+    steps: Iterator[tuple[int, float, int]],
+    plan: TrainPlan,
+    drafter: DFlash,
+    optimizer: torch.optim.Optimizer,
+) -> None:
+    """Writes the log, and a checkpoint at every step that is to be saved."""
+    window: list[float] = []
+    tokens, since = 0, time.perf_counter()
+    with (out / "train.jsonl").open("a", encoding="utf-8") as log:
+        for done, loss, count in steps:
+            window.append(loss)
+            tokens += count
+            if done % 50 == 0 or done == plan.steps:
+                seconds = time.perf_counter() - since
+                line = {
+                    "step": done,
+                    "loss": sum(window) / len(window),
+                    "learning_rate": learning_rate(plan, done - 1),
+                    "tokens_per_second": tokens / seconds,
+                }
+                log.write(json.dumps(line) + "\n")
+                log.flush()
+                window, tokens, since = [], 0, time.perf_counter()
+            if done in plan.save_steps or done == plan.steps:
+                _save(out, drafter, optimizer, done)
+
+
+def _save(out: Path, drafter: DFlash, optimizer: torch.optim.Optimizer, step: int) -> None:
+    value = {
+        "model_state_dict": drafter.state_dict(),
+        "optimizer_state_dict": optimizer.state_dict(),
+        "step": step,
+        "config": {OWN_KEY: drafter.wiring.as_dict()},
+    }
+    if (out / f"step_{step}").exists():
+        return
+    with publish_directory(out / f"step_{step}") as partial:
+        torch.save(value, partial / "checkpoint.pt")
+
+
+def _claim(out: Path, recording: Recording, plan: TrainPlan, wiring: Wiring) -> None:
+    """Makes `out` this run's folder, or makes sure that it is."""
+    mine = {
+        "plan": dataclasses.asdict(plan),
+        "recording": recording.digest,
+        "wiring": wiring.as_dict(),
+    }
+    mine = json.loads(json.dumps(mine))
+    claim = out / "train.json"
+    if not claim.exists():
+        write_json(claim, mine)
+        return
+    theirs = json.loads(claim.read_text(encoding="utf-8"))
+    if theirs != mine:
+        differing = [key for key in mine if theirs.get(key) != mine[key]]
+        raise RunError(
+            f"{out} holds another training run (its {', '.join(differing)} differ); choose another --out"
+        )
+
+
+def _resume(out: Path, drafter: DFlash, optimizer: torch.optim.Optimizer, plan: TrainPlan) -> int:
+    """Loads the last checkpoint that this run saved; returns the steps done."""
+    done = [
+        step for step in (*plan.save_steps, plan.steps) if (out / f"step_{step}" / "checkpoint.pt").exists()
+    ]
+    if not done:
+        return 0
+    value = torch.load(out / f"step_{max(done)}" / "checkpoint.pt", weights_only=True)
+    drafter.load_state_dict(value["model_state_dict"])
+    optimizer.load_state_dict(value["optimizer_state_dict"])
+    return int(value["step"])
+
+
+def _drafter(recording: Recording, wiring: Wiring, names: Tensor) -> DFlash:
+    """A fresh drafter: layers from the target's last layers, output norm from the target's."""
+    ends = Ends(as_torch(recording.end("embedding")).float(), as_torch(recording.end("head")).float())
+    torch.manual_seed(0)
+    drafter = DFlash(wiring, ends)
+    torch.nn.init.normal_(drafter.fc.weight, std=0.02)
+    stored: dict[str, StoredTensor] = {}
+    for path in sorted(Path(recording.target.path).glob("*.safetensors")):
+        stored |= read_safetensors(path)[0]
+    state = drafter.state_dict()
+    state["norm.weight"] = as_torch(recording.end("norm")).float()
+    for i in range(wiring.num_layers):
+        source = recording.target.num_layers - wiring.num_layers + i
+        for name in [key for key in state if key.startswith(f"layers.{i}.")]:
+            key = f"model.layers.{source}.{name.split('.', 2)[2]}"
+            if key in stored and stored[key].shape == tuple(state[name].shape):
+                state[name] = as_torch(stored[key]).float()
+    drafter.load_state_dict(state)
+    return drafter
+
+
+def _target_config(recording: Recording) -> dict[str, Any]:
+    path = Path(recording.target.path) / "config.json"
+    try:
+        value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as exc:
+        raise TargetError(
+            f"training needs the recorded target's {path}, which is not readable: {exc}"
+        ) from exc
+    return value
