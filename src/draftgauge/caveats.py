@@ -12,6 +12,11 @@ from typing import Any, Literal
 
 Severity = Literal["note", "warning"]
 
+#: From this share on, references that are no near-ties either say that the text is not the target's own.
+_FAR_SHARE = 0.01
+#: How many tensors a caveat names.
+_NAMED = 8
+
 
 @dataclass(frozen=True)
 class Caveat:
@@ -28,7 +33,11 @@ class Caveat:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the caveats are decided from. Counts are of prompts unless the name says otherwise."""
+    """What the caveats are decided from.
+
+    Of `tokens` reference tokens, `agreed` are the target's first choice and `near_ties` nearly so; blocks
+    were drafted for `drafted_tokens`, of which `unreachable_tokens` are not in the drafter's vocabulary.
+    """
 
     prompts_asked: int
     prompts_recorded: int
@@ -45,6 +54,7 @@ class Facts:
     near_ties: int
     max_blocks: int | None
     anchors: str
+    drafted_tokens: int
     unreachable_tokens: int
     stored_in: str
 
@@ -65,8 +75,8 @@ def _prompts(f: Facts) -> Iterator[Caveat]:
         yield Caveat(
             "prompts-incomplete",
             "warning",
-            f"{f.prompts_evaluated} of {f.prompts_asked} prompts were evaluated; "
-            f"{f.prompts_recorded} of them are in the recording.",
+            f"{f.prompts_evaluated} of {f.prompts_asked} prompts were evaluated; the recording holds "
+            f"{f.prompts_recorded}.",
         )
     if f.prompts_evaluated < 5:
         yield Caveat(
@@ -97,33 +107,40 @@ def _wiring(f: Facts) -> Iterator[Caveat]:
         yield Caveat(
             "block-size-differs",
             "warning",
-            f"Block size {f.block_size} was used, {f.trained_block_size} was trained: a block cut short is not "
-            "the prefix of the full block.",
+            f"Block size {f.block_size} was used, {f.trained_block_size} was trained: "
+            + (
+                "a block cut short is not the prefix of the full block."
+                if f.block_size < f.trained_block_size
+                else "the rows beyond the trained block were never trained."
+            ),
         )
     if f.unreachable_tokens:
         yield Caveat(
             "vocabulary-misses",
             "warning",
-            f"{f.unreachable_tokens} of {f.tokens} reference tokens are outside the drafter's own vocabulary "
-            "and can never be accepted.",
+            f"{f.unreachable_tokens} of {f.drafted_tokens} reference tokens that blocks were drafted for are "
+            "outside the drafter's own vocabulary and can never be accepted.",
         )
     if f.unused:
-        named = "; ".join(f"{name} ({reason})" for name, reason in f.unused.items())
+        named = [f"{name} ({reason})" for name, reason in list(f.unused.items())[:_NAMED]]
+        rest = len(f.unused) - len(named)
         yield Caveat(
-            "tensors-unused", "note", f"{len(f.unused)} tensor(s) of the file are not used: {named}."
+            "tensors-unused",
+            "note",
+            f"{len(f.unused)} tensor(s) of the file are not used: {'; '.join(named)}"
+            + (f"; and {rest} more, which run.json lists." if rest else "."),
         )
 
 
 def _references(f: Facts) -> Iterator[Caveat]:
     others = f.tokens - f.agreed
     if others:
-        share = f.agreed / f.tokens
         far = others - f.near_ties
         yield Caveat(
             "reference-agreement",
-            "warning" if far > f.tokens * 0.01 else "note",
-            f"{share:.2%} of {f.tokens} reference tokens are the target's own first choice in the recorded pass; "
-            f"of the other {others}, {f.near_ties} are near-ties.",
+            "warning" if far > f.tokens * _FAR_SHARE else "note",
+            f"{others} of {f.tokens} reference tokens are not the target's own first choice in the recorded "
+            f"pass; {f.near_ties} of them are near-ties.",
         )
     if f.dtype != f.recorded_dtype:
         yield Caveat(

@@ -211,7 +211,8 @@ def record(
     request = Request(taps=tuple(taps), **how)
     recording = record(target, prompts, request, root=root, progress=_bar())
     if as_json:
-        _print_json(json.loads((recording.path / "recording.json").read_text(encoding="utf-8")))
+        manifest = json.loads((recording.path / "recording.json").read_text(encoding="utf-8"))
+        _print_json({"path": str(recording.path), **manifest})
     else:
         click.echo(recording_report(recording))
     if recording.failed:

@@ -35,10 +35,11 @@ def compare(run: Run, baseline: Run) -> dict[str, Any]:
     """How `run` differs from `baseline`, per policy, as paired differences over the prompts of both.
 
     Example of the result: `{"policies": {"chain": {"tau_response": {"run": 1.7, "baseline": 1.4,
-    "difference": {"value": 0.3, "low": 0.2, ...}}}}, "dropped": [], "same": [...], "different": {...}}`.
+    "difference": {"value": 0.3, "low": 0.2, ...}}}}, "dropped": [], "dropped_policies": [], "same": [...],
+    "different": {"checkpoint": {"run": "1a2b...", "baseline": "5e6f..."}}}`.
 
     Raises:
-        RunError: The runs are not comparable (all reasons are listed), or share no prompt or policy.
+        RunError: The runs are not comparable; all reasons are listed.
     """
     ours, theirs = _identity(run), _identity(baseline)
     blocking = [
@@ -47,27 +48,34 @@ def compare(run: Run, baseline: Run) -> dict[str, Any]:
         if ours[key] != theirs[key]
     ]
     if blocking:
-        raise RunError("the two runs cannot be compared, they differ in\n  " + "\n  ".join(blocking))
-    prompts = [name for name in run.summary["prompts"] if name in baseline.summary["prompts"]]
-    policies = [slug for slug in run.summary["policies"] if slug in baseline.summary["policies"]]
-    if not prompts or not policies:
         raise RunError(
-            f"{run.name} and {baseline.name} have no {'policy' if prompts else 'prompt'} in common"
+            "the two runs cannot be compared, they differ in\n  " + "\n  ".join(blocking) + "\n"
+            "Evaluate both checkpoints on one recording with the same options (`draftgauge eval`)"
         )
-    everything = {**run.summary["prompts"], **baseline.summary["prompts"]}
+    prompts, dropped = _shared(run.summary["prompts"], baseline.summary["prompts"])
+    policies, dropped_policies = _shared(run.summary["policies"], baseline.summary["policies"])
     return {
         "run": run.name,
         "baseline": baseline.name,
         "prompts": prompts,
-        "dropped": [name for name in everything if name not in prompts],
+        "dropped": dropped,
+        "dropped_policies": dropped_policies,
         "same": [words for key, words in {**_MUST_MATCH, **_MAY_DIFFER}.items() if ours[key] == theirs[key]],
         "different": {
             words: {"run": ours[key], "baseline": theirs[key]}
             for key, words in _MAY_DIFFER.items()
             if ours[key] != theirs[key]
-        },
+        }
+        | _wiring_differences(run.plan.wiring, baseline.plan.wiring),
         "policies": {slug: _policy(run, baseline, slug, prompts) for slug in policies},
     }
+
+
+def _shared(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """The names that both have, and those that only one has."""
+    names = {**ours, **theirs}
+    both = [name for name in names if name in ours and name in theirs]
+    return both, [name for name in names if name not in both]
 
 
 def _policy(run: Run, baseline: Run, slug: str, prompts: list[str]) -> dict[str, Any]:
@@ -111,7 +119,16 @@ def _identity(run: Run) -> dict[str, Any]:
         "dtype": plan.dtype,
         "anchors": plan.anchors,
         "trained_block_size": plan.trained_block_size,
-        "instrument": run.manifest["versions"]["draftgauge"],
+        "instrument": plan.instrument,
+    }
+
+
+def _wiring_differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields in which the two drafters are wired differently, each with both values."""
+    return {
+        f"wiring: {name}": {"run": value, "baseline": theirs.get(name)}
+        for name, value in ours.items()
+        if value != theirs.get(name)
     }
 
 

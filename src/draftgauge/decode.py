@@ -26,7 +26,7 @@ from torch import Tensor
 from draftgauge.acceptance import Policy
 from draftgauge.drafters import Context, Drafter
 from draftgauge.errors import CheckpointError, InputError, PromptError, TargetError
-from draftgauge.target import Target, tapped
+from draftgauge.target import Target, tapped, until_stop
 from draftgauge.tree import expand
 
 
@@ -104,7 +104,7 @@ def decode(
             proposal = _tree(block, policy.n or 0) if policy.kind == "ddtree" else _chain(block, policy)
             logits = _verify(target, cache, tokens[anchor], proposal.nodes)
             path, following = _accept(proposal.nodes, logits.argmax(dim=1).tolist())
-            committed = _until_end(following, room=end - len(tokens), stops=stops)
+            committed = until_stop(following[: end - len(tokens)], stops)
             rounds.append(_round(anchor, committed, path, block, proposal, logits))
             tokens += committed
             _keep(cache, anchor, path)
@@ -252,13 +252,6 @@ def _accept(nodes: Nodes, choices: Sequence[int]) -> tuple[list[int], list[int]]
     while (path[-1], choices[path[-1]]) in child:
         path.append(child[path[-1], choices[path[-1]]])
     return path, [choices[row] for row in path]
-
-
-def _until_end(following: Sequence[int], *, room: int, stops: Sequence[int]) -> list[int]:
-    """The tokens that fit, up to and including the first stop token."""
-    inside = list(following[:room])
-    stopped = [i for i, token in enumerate(inside) if token in stops]
-    return inside[: stopped[0] + 1] if stopped else inside
 
 
 def _round(

@@ -11,12 +11,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from draftgauge import acceptance
 from draftgauge.acceptance import Policy
 from draftgauge.caveats import Facts, as_json, caveats
 from draftgauge.checkpoint import Checkpoint, digest, open_checkpoint, require_finite, require_tensors, verify
-from draftgauge.measure import ALWAYS, DEFAULT_POLICIES, blocks_of, columns_of, measure, tree_budget
-from draftgauge.pairing import open_drafter, require_fit
+from draftgauge.errors import InputError
+from draftgauge.measure import (
+    ALWAYS,
+    ANCHORS,
+    DEFAULT_POLICIES,
+    blocks_of,
+    columns_of,
+    measure,
+    tree_budget,
+    vocabulary_misses,
+)
+from draftgauge.pairing import DTYPES, open_drafter, require_fit
 from draftgauge.progress import Progress, silent
 from draftgauge.recording import Item, Recording, open_recording
 from draftgauge.runs import (
@@ -29,17 +38,25 @@ from draftgauge.runs import (
     find_run,
     new_run,
     open_run,
-    run_name,
+    package_version,
+    run_path,
 )
-from draftgauge.stated import Stated, used_wiring, wiring_of
+from draftgauge.stated import Stated, unused_tensors, used_wiring, wiring_of
 from draftgauge.store import write_json
 from draftgauge.summary import PromptBlocks, summarise
 from draftgauge.wiring import Wiring, tensor_shapes
 
+#: Files whose names say nothing about the checkpoint in them; their folder's does.
+_NAMELESS = ("checkpoint", "training_state", "model", "pytorch_model")
+
 
 @dataclass(frozen=True)
 class Options:
-    """How to measure: what the user states about the drafter, what to report, on how much, in which dtype."""
+    """How to measure: what the user states about the drafter, what to report, on how much, in which dtype.
+
+    Raises:
+        InputError: An option has a value that nothing can be measured with.
+    """
 
     stated: Stated = field(default_factory=Stated)
     policies: tuple[Policy, ...] = DEFAULT_POLICIES
@@ -49,13 +66,23 @@ class Options:
     dtype: str = "float32"
     state_dict: str | None = None
 
+    def __post_init__(self) -> None:
+        tree_budget(self.policies)
+        choices = {"anchors": (self.anchors, ANCHORS), "dtype": (self.dtype, DTYPES)}
+        for name, (value, known) in choices.items():
+            if value not in known:
+                raise InputError(f"{name} {value!r} is not known; expected {' or '.join(known)}")
+        for name, count in (("num_prompts", self.num_prompts), ("max_blocks", self.max_blocks)):
+            if count is not None and count < 1:
+                raise InputError(f"{name} is {count}; expected 1 or more, or none for no limit")
+
 
 def evaluate(
     checkpoint_path: str | Path,
     recording_path: str | Path,
     options: Options = Options(),
     *,
-    root: Path = Path("runs"),
+    root: str | Path = "runs",
     name: str | None = None,
     progress: Progress = silent,
 ) -> Run:
@@ -75,7 +102,7 @@ def evaluate(
         CheckpointError: The file is damaged, incomplete, or lacks tensors.
         WiringError: The wiring is not known completely, or impossible.
         RecordingError: The recording is damaged or does not hold what the drafter reads.
-        RunError: A run of that name exists with another plan.
+        RunError: A run of that name exists with another plan, or no run can have that name.
     """
     checkpoint = open_checkpoint(checkpoint_path, state_dict=options.state_dict)
     trained = wiring_of(checkpoint, options.stated)
@@ -84,10 +111,7 @@ def evaluate(
     items = recording.items[: options.num_prompts]
     policies = tuple(sorted({*options.policies, *ALWAYS}))
     require_fit(wiring, recording)
-    tree_budget(policies)
-    require_tensors(checkpoint, tensor_shapes(wiring))
-    require_finite(checkpoint)
-    checksums = verify(checkpoint)
+    unverified = _require_sound(checkpoint, wiring, progress=progress)
     plan = Plan(
         checkpoint_digest=digest(checkpoint),
         recording_digest=recording.digest,
@@ -100,40 +124,58 @@ def evaluate(
         trained_block_size=trained.block_size,
         target_digest=recording.plan.target_digest,
         template=recording.plan.template,
+        instrument=str(package_version("draftgauge")),
     )
-    if name is None and (existing := find_run(root, plan)) is not None:
+    root = Path(root)
+    path = run_path(root, plan, label=_label(checkpoint), name=name)
+    if (existing := find_run(root, plan, name=name)) is not None:
         return existing
-    path = root / (name or run_name(_label(checkpoint), plan))
     facts = _facts(checkpoint, recording, wiring)
     with new_run(path, plan, facts=facts, checkpoint=checkpoint.files) as folder:
         drafter = open_drafter(checkpoint, wiring, recording, dtype=options.dtype)
-        blocks: dict[str, PromptBlocks] = {}
-        writer = BlockWriter(folder / BLOCKS)
+        _require_unchanged(checkpoint)
         drafts = measure(
             drafter,
             recording,
             items=items,
             policies=policies,
-            dtype=options.dtype,
             anchors=options.anchors,
             max_blocks=options.max_blocks,
             progress=progress,
         )
-        for item, drafted in drafts:
-            blocks[item.id] = PromptBlocks(item.category, blocks_of(drafted, item, policies))
-            writer.write(item.id, columns_of(drafted, blocks[item.id].blocks, policies))
-        writer.close()
+        found: dict[str, PromptBlocks] = {}
+        with BlockWriter(folder / BLOCKS) as writer:
+            for item, drafted in drafts:
+                found[item.id] = PromptBlocks(item.category, blocks_of(drafted, item, policies))
+                writer.write(item.id, columns_of(drafted, found[item.id].blocks, policies))
+        blocks = {item.id: found[item.id] for item in items}
         summary = summarise(blocks, policies, every_anchor=options.anchors == "all")
-        found = caveats(_caveat_facts(checkpoint, recording, items, blocks, plan, absent=checksums.absent))
-        summary |= {"version": FORMAT_VERSION, "caveats": as_json(found), "reference": _reference(items)}
-        write_json(folder / SUMMARY, summary)
+        known = _caveat_facts(checkpoint, wiring, recording, blocks, plan, unverified=unverified)
+        summary |= {"reference": _reference(items), "caveats": as_json(caveats(known))}
+        write_json(folder / SUMMARY, {"version": FORMAT_VERSION, **summary})
     return open_run(path)
 
 
+def _require_sound(checkpoint: Checkpoint, wiring: Wiring, *, progress: Progress) -> int:
+    """Makes sure that the weights are whole and what the wiring reads; how many records carry no checksum."""
+    require_tensors(checkpoint, tensor_shapes(wiring))
+    names = checkpoint.tensors
+    require_finite(checkpoint, progress(names, label="check weights", total=len(names), unit="tensor"))
+    return verify(checkpoint).absent
+
+
+def _require_unchanged(checkpoint: Checkpoint) -> None:
+    """Makes sure that the files which the network was just loaded from are those that the plan names."""
+    for file, seen in checkpoint.fingerprints.items():
+        seen.require_unchanged(file)
+
+
 def _label(checkpoint: Checkpoint) -> str:
-    """What a run of this checkpoint is called: the step's folder, or the file."""
-    path = checkpoint.path
-    return path.parent.name if path.name == "checkpoint.pt" else path.stem
+    """What a run of this checkpoint is called: its folder, or its file where that has a name of its own."""
+    path = checkpoint.path.resolve()
+    if path.is_dir():
+        return path.name
+    return path.parent.name if path.stem in _NAMELESS else path.stem
 
 
 def _facts(checkpoint: Checkpoint, recording: Recording, wiring: Wiring) -> dict[str, Any]:
@@ -171,26 +213,24 @@ def _reference(items: Sequence[Item]) -> dict[str, Any]:
 
 def _caveat_facts(
     checkpoint: Checkpoint,
+    wiring: Wiring,
     recording: Recording,
-    items: Sequence[Item],
     blocks: Mapping[str, PromptBlocks],
     plan: Plan,
     *,
-    absent: int,
+    unverified: int,
 ) -> Facts:
-    reference = _reference(items)
-    unreachable = sum(
-        int((prompt.blocks.ranks[:, 0] == acceptance.UNREACHABLE).sum()) for prompt in blocks.values()
-    )
+    reference = _reference([item for item in recording.items if item.id in blocks])
+    misses = [vocabulary_misses(prompt.blocks) for prompt in blocks.values()]
     return Facts(
-        prompts_asked=max(int(recording.produced.get("prompts_asked", 0)), len(items)),
+        prompts_asked=max(int(recording.produced.get("prompts_asked", 0)), len(recording.items)),
         prompts_recorded=len(recording.items),
-        prompts_evaluated=len(items),
-        block_size=int(plan.wiring["block_size"]),
+        prompts_evaluated=len(blocks),
+        block_size=wiring.block_size,
         trained_block_size=plan.trained_block_size,
-        unused={use.stored: use.reason for use in checkpoint.key_map if use.status == "unused"},
+        unused=unused_tensors(checkpoint, wiring),
         opaque_classes=checkpoint.opaque_classes,
-        checksums_absent=absent,
+        checksums_absent=unverified,
         dtype=plan.dtype,
         recorded_dtype=recording.plan.dtype,
         tokens=reference["tokens"],
@@ -198,6 +238,7 @@ def _caveat_facts(
         near_ties=reference["near_ties"],
         max_blocks=plan.max_blocks,
         anchors=plan.anchors,
-        unreachable_tokens=unreachable,
+        drafted_tokens=sum(drafted for drafted, _ in misses),
+        unreachable_tokens=sum(lacking for _, lacking in misses),
         stored_in=checkpoint.kind,
     )

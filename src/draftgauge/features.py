@@ -3,7 +3,7 @@
 Knows which rows of a recording are which taps, and that a last layer may be tapped before or after the
 target's final norm. Knows nothing of networks.
 
-Letters: T positions, F features per position (taps x H), H hidden size.
+Letters: A anchors, T positions, F features per position (taps x H), H hidden size.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn import functional as F
 
-from draftgauge.errors import RecordingError
+from draftgauge.errors import InputError, RecordingError
 from draftgauge.recording import Item, Recording
 from draftgauge.tensorfile import StoredTensor
 from draftgauge.wiring import Wiring
@@ -78,8 +77,11 @@ def read_item(
         max_blocks: Keep only the first so many anchors: the reference is cut after them.
 
     Raises:
+        InputError: `max_blocks` is not 1 or more.
         RecordingError: A tap that the drafter reads was not recorded, or the item is damaged.
     """
+    if max_blocks is not None and max_blocks < 1:
+        raise InputError(f"{max_blocks} anchors of each completion were asked for; expected 1 or more")
     rows = recording.tap_rows(wiring.taps)
     tensors = recording.tensors(item)
     length = item.length if max_blocks is None else min(item.length, item.prompt_len + max_blocks + 1)
@@ -87,13 +89,19 @@ def read_item(
     last = recording.target.num_layers - 1
     parts = []
     for row, tap in zip(rows, wiring.taps, strict=True):
-        part = taps[row, :length].to(dtype)
+        part = taps[row, :length]
         if tap == last and wiring.tap_after_final_norm:
-            norm = as_torch(recording.end("norm")).to(dtype)
-            part = F.rms_norm(part, norm.shape, norm, recording.target.norm_eps)
-        parts.append(part)
+            part = _normed(part, as_torch(recording.end("norm")), eps=recording.target.norm_eps)
+        parts.append(part.to(dtype))
     return Recorded(
         tokens=as_torch(tensors.tokens)[:length].long(),
         prompt_len=item.prompt_len,
         features=torch.cat(parts, dim=1),
     )
+
+
+def _normed(x: Float[Tensor, "T H"], weight: Float[Tensor, " H"], *, eps: float) -> Float[Tensor, "T H"]:
+    """What the target's final norm makes of its last layer, rounded where the target rounds."""
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return weight.to(x.dtype) * wide.to(x.dtype)

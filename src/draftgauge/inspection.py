@@ -12,8 +12,8 @@ from typing import Any
 
 from draftgauge.checkpoint import Checkpoint, open_checkpoint, require_finite, require_tensors, verify
 from draftgauge.errors import CheckpointError, WiringError
-from draftgauge.stated import Stated, used_wiring, wiring_of
-from draftgauge.tensorfile import ByteProgress
+from draftgauge.progress import Progress, silent
+from draftgauge.stated import Stated, unused_tensors, used_wiring, wiring_of
 from draftgauge.wiring import FIELDS, Wiring, tensor_shapes
 
 
@@ -22,7 +22,7 @@ def inspect_checkpoint(
     stated: Stated = Stated(),  # noqa: B008
     *,
     state_dict: str | None = None,
-    progress: ByteProgress | None = None,
+    progress: Progress = silent,
 ) -> dict[str, Any]:
     """Opens a checkpoint, verifies its bytes, and says how its weights would be wired.
 
@@ -33,7 +33,7 @@ def inspect_checkpoint(
         FamilyError: The tensors are those of another kind of drafter.
     """
     checkpoint = open_checkpoint(path, state_dict=state_dict)
-    checksums = verify(checkpoint, progress=progress)
+    checksums = verify(checkpoint)
     wiring, wiring_problem = _wiring(checkpoint, stated)
     return {
         "file": {
@@ -42,16 +42,16 @@ def inspect_checkpoint(
             "bytes_file": checkpoint.bytes_file,
             "bytes_model": checkpoint.bytes_model,
             "parameters": sum(tensor.numel for tensor in checkpoint.tensors.values()),
-            "dtypes": ", ".join(f"{count} {dtype}" for dtype, count in checkpoint.dtypes.items()),
+            "dtypes": checkpoint.dtypes,
             "state_dict": checkpoint.state_dict,
             "step": checkpoint.step,
             "step_source": checkpoint.step_source,
-            "checksums": _checksum_words(checksums.checked, checksums.absent),
+            "checksums": asdict(checksums),
         },
         "wiring": None if wiring is None else _fields(wiring),
         "wiring_problem": wiring_problem,
-        "problems": _problems(checkpoint, wiring),
-        "key_map": [asdict(use) for use in checkpoint.key_map],
+        "problems": _problems(checkpoint, wiring, progress=progress),
+        "key_map": _key_map(checkpoint, wiring),
         "tensors": {n: {"dtype": t.dtype, "shape": list(t.shape)} for n, t in checkpoint.tensors.items()},
         "extras": checkpoint.extras,
         "opaque_classes": list(checkpoint.opaque_classes),
@@ -73,19 +73,32 @@ def _fields(wiring: Wiring) -> dict[str, Mapping[str, Any]]:
     return {name: {"value": value, "source": wiring.provenance[name]} for name, value in values.items()}
 
 
-def _problems(checkpoint: Checkpoint, wiring: Wiring | None) -> list[str]:
+def _problems(checkpoint: Checkpoint, wiring: Wiring | None, *, progress: Progress) -> list[str]:
     """Why `eval` would refuse this checkpoint, besides a wiring that is not known."""
     found = []
+    names = checkpoint.tensors
     try:
-        require_finite(checkpoint)
-        if wiring is not None:
-            require_tensors(checkpoint, tensor_shapes(wiring))
+        require_finite(checkpoint, progress(names, label="check weights", total=len(names), unit="tensor"))
+    except CheckpointError as exc:
+        found.append(str(exc))
+    try:
+        require_tensors(checkpoint, {} if wiring is None else tensor_shapes(wiring))
     except CheckpointError as exc:
         found.append(str(exc))
     return found
 
 
-def _checksum_words(checked: int, absent: int) -> str:
-    if not checked:
-        return f"none stored ({absent} file(s) or record(s))"
-    return f"{checked} records verified" + (f", {absent} carry none" if absent else "")
+def _key_map(checkpoint: Checkpoint, wiring: Wiring | None) -> list[dict[str, Any]]:
+    """What became of every stored name, and then the names that the wiring reads and nothing is stored for."""
+    uses = [asdict(use) for use in checkpoint.key_map]
+    if wiring is None:
+        return uses
+    unused = unused_tensors(checkpoint, wiring)
+    for use in uses:
+        if use["stored"] in unused:
+            use |= {"status": "unused", "reason": unused[use["stored"]]}
+    missing = [name for name in tensor_shapes(wiring) if name not in checkpoint.tensors]
+    return uses + [
+        {"stored": None, "canonical": name, "status": "missing", "reason": "the wiring reads it"}
+        for name in missing
+    ]

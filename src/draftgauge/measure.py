@@ -1,7 +1,7 @@
 """Replays a drafter over a recording's items, and turns the blocks into what acceptance counts.
 
 The whole measurement without a file: `evaluate` adds the checkpoint and the run directory around it, and a
-training loop can call it with the drafter at hand.
+training loop can call it with the drafter at hand. Knows nothing of checkpoints or runs.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-import torch
+import numpy as np
 
 from draftgauge import acceptance
 from draftgauge.acceptance import Policy
@@ -24,17 +24,20 @@ from draftgauge.replay import Drafted, replay, replay_walks
 DEFAULT_POLICIES = (Policy("chain"), *(Policy("ddtree", budget) for budget in (4, 8, 16, 32, 64)))
 ALWAYS = (Policy("coverage", 4), Policy("coverage", 8))
 MAX_BUDGET = 1024
+#: At which anchors blocks are drafted.
+ANCHORS = ("all", "walk")
 
 
 def tree_budget(policies: Sequence[Policy]) -> int:
     """Nodes of the largest tree that the policies ask for; 0 for none.
 
     Raises:
-        InputError: A tree is larger than `MAX_BUDGET`.
+        InputError: A tree is larger than `MAX_BUDGET`, or a policy's number is missing or below 1.
     """
-    budget = max((policy.n or 0 for policy in policies if policy.kind == "ddtree"), default=0)
+    sound = [Policy.parse(policy.slug) for policy in policies]
+    budget = max((policy.n or 0 for policy in sound if policy.kind == "ddtree"), default=0)
     if budget > MAX_BUDGET:
-        raise InputError(f"DDTree({budget}): the largest tree budget is {MAX_BUDGET}")
+        raise InputError(f"DDTree({budget}) is too large: --budgets go up to {MAX_BUDGET}")
     return budget
 
 
@@ -44,7 +47,6 @@ def measure(
     *,
     items: Sequence[Item],
     policies: Sequence[Policy],
-    dtype: str = "float32",
     anchors: Literal["all", "walk"] = "all",
     max_blocks: int | None = None,
     progress: Progress = silent,
@@ -52,13 +54,15 @@ def measure(
     """Replays the drafter on every item: at all anchors, or only where the policies' walks go.
 
     This is the whole measurement; `evaluate` adds files around it. In a training loop, call it with the
-    drafter at hand and pass what it yields to `blocks_of` and `summary.summarise`.
+    drafter at hand and pass what it yields to `blocks_of` and `summary.summarise`. Computes in the dtype of
+    the drafter's embedding. Items come in their order, with `anchors="walk"` as their walks end.
 
     Raises:
+        InputError: A policy is impossible, or fewer than one anchor is asked for.
         RecordingError: An item is damaged, or a tap was not recorded.
     """
     budget = tree_budget(policies)
-    compute = getattr(torch, dtype)
+    compute = drafter.ends.embedding.dtype
     checked = verify_items(recording, items)
     if anchors == "walk":
         items = list(checked)
@@ -107,6 +111,18 @@ def _next_anchors(item: Item, length: int, drafted: Drafted | None, policies: Se
         if anchor <= length - 2:
             needed.add(anchor)
     return sorted(needed)
+
+
+def vocabulary_misses(blocks: acceptance.Blocks) -> tuple[int, int]:
+    """How many reference tokens some block was drafted for, and how many of them no block can contain.
+
+    Example:
+        A walk over 40 tokens that drafts for 35 of them, of which a pruned vocabulary lacks one: (35, 1).
+    """
+    positions = blocks.anchors[:, None] + np.arange(1, blocks.depth + 1)
+    drafted_for = np.unique(positions[blocks.ranks != acceptance.NO_REFERENCE])
+    lacking = np.unique(positions[blocks.ranks == acceptance.UNREACHABLE])
+    return len(drafted_for), len(lacking)
 
 
 def columns_of(drafted: Drafted, blocks: acceptance.Blocks, policies: Sequence[Policy]) -> dict[str, Any]:

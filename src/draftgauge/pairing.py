@@ -21,11 +21,11 @@ def open_drafter(checkpoint: Checkpoint, wiring: Wiring, recording: Recording, *
     """The network with the checkpoint's weights and the recorded target's ends.
 
     Raises:
-        WiringError: The dtype is unknown, or the wiring does not fit the tables.
+        WiringError: The dtype is unknown, or the wiring does not fit the target's embedding and head.
         RecordingError: The target's embedding or head is not at hand, or changed.
     """
     if dtype not in DTYPES:
-        raise WiringError(f"dtype {dtype!r} is not computed with; expected one of {', '.join(DTYPES)}")
+        raise WiringError(f"dtype {dtype!r} is not computed with; expected --dtype {' or '.join(DTYPES)}")
     for name in ENDS:
         recording.verify_end(name)
     return load_drafter(
@@ -46,11 +46,13 @@ def require_fit(wiring: Wiring, recording: Recording) -> None:
     if wiring.hidden_size != recording.target.hidden_size:
         raise RecordingError(
             f"the drafter's hidden size is {wiring.hidden_size}, the recorded target's "
-            f"({recording.target.architecture}) {recording.target.hidden_size}: another target was recorded"
+            f"({recording.target.architecture}) {recording.target.hidden_size}; record the target that the "
+            "drafter was trained for, with `draftgauge record --checkpoint`"
         )
     if wiring.num_target_layers not in (None, recording.target.num_layers):
         raise RecordingError(
             f"the drafter was trained for a target of {wiring.num_target_layers} layers, the recorded one "
-            f"has {recording.target.num_layers}: another target was recorded"
+            f"({recording.target.architecture}) has {recording.target.num_layers}; record the target that the "
+            "drafter was trained for, with `draftgauge record --checkpoint`"
         )
     recording.tap_rows(wiring.taps)

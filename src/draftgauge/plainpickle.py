@@ -12,7 +12,7 @@ Source: CPython, Lib/pickletools.py, the descriptions of the instructions.
 import pickletools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, no_type_check
 
 MAX_DEPTH = 200
 _CONTAINS_ITSELF = "(a value that contains itself)"
@@ -226,7 +226,7 @@ def _dict(flat: list[Any]) -> dict[Any, Any]:
     return dict(zip(_keys(flat[::2]), flat[1::2], strict=True))
 
 
-def _keys(values: Iterable[Any]) -> list[Any]:
+def _keys(values: Any) -> list[Any]:
     return [_key(value) for value in values]
 
 
@@ -239,7 +239,7 @@ def _key(value: Any) -> Any:
     return value
 
 
-def _set_of(values: Iterable[Any] = ()) -> set[Any]:
+def _set_of(values: Any = ()) -> set[Any]:
     return set(_keys(values))
 
 
@@ -346,6 +346,7 @@ _ACTIONS: dict[str, Callable[[_Machine, Any], None]] = {
 }
 
 
+@no_type_check  # at run time: a checker's wrapper around each call would multiply the depth of the stack
 @dataclass
 class _Finisher:
     """Turns the values of the machine into final ones; a value that occurs twice stays one value."""

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from tqdm import tqdm
 
 Item = TypeVar("Item")
 
 
+@runtime_checkable  # for the tests, which check every annotation at every call
 class Progress(Protocol):
     """Passes items through while showing how many of `total` are done, in `unit`s."""
 

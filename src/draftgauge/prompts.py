@@ -7,7 +7,7 @@ be used as reference. Knows nothing of tokenizers: rendering belongs to `target`
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -21,7 +21,8 @@ BUILTIN = ("coding10",)
 
 _FORMS = (
     '{"prompt": "..."}, {"turns": ["..."]}, {"messages": [{"role": ..., "content": ...}]}, '
-    '{"conversations": [{"from": "human", "value": ...}]} or {"prompt_ids": [...], "completion_ids": [...]}'
+    '{"conversations": [{"from": "human", "value": ...}]}, {"prompt_ids": [...], "completion_ids": [...]} or '
+    '{"input_ids": [...], "loss_mask": [...]}'
 )
 
 
@@ -49,17 +50,25 @@ class PromptSet:
 
     @property
     def digest(self) -> str:
-        """Identity by content: ids, turns, token ids."""
-        rows = [[p.id, p.messages, p.prompt_ids, p.completion_ids] for p in self.prompts]
+        """Identity by content: ids, categories, turns, token ids."""
+        rows = [[p.id, p.category, p.messages, p.prompt_ids, p.completion_ids] for p in self.prompts]
         return sha256_json(rows)
 
     def first(self, count: int | None) -> PromptSet:
-        """The first `count` prompts; all where `count` is None."""
+        """The first `count` prompts; all where `count` is None.
+
+        Raises:
+            PromptError: `count` is not 1 or more.
+        """
+        if count is not None and count < 1:
+            raise PromptError(f"{count} prompts of {self.name} were asked for; expected 1 or more")
         return self if count is None else PromptSet(self.name, self.prompts[:count])
 
 
 def read_prompts(source: str) -> PromptSet:
     """The prompt set of a JSON-lines file, or one that ships with the package.
+
+    Answers that end a conversation are left out: what the target says there is what is to be measured.
 
     Args:
         source: A path, or `builtin:coding10`.
@@ -76,7 +85,7 @@ def read_prompts(source: str) -> PromptSet:
         path = Path(source)
         if not path.is_file():
             raise PromptError(f"prompt file {source} does not exist; give a path or builtin:{BUILTIN[0]}")
-        name, text = path.name, path.read_text(encoding="utf-8")
+        name, text = path.name, _text(path)
     prompts = tuple(_prompts(text, source=source))
     if not prompts:
         raise PromptError(f"{source} holds no prompts; expected one JSON object a line: {_FORMS}")
@@ -88,8 +97,16 @@ def read_prompts(source: str) -> PromptSet:
     return PromptSet(name, prompts)
 
 
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise PromptError(f"prompt file {path} cannot be read as UTF-8 text: {exc}; convert it") from exc
+
+
 def _prompts(text: str, *, source: str) -> Iterator[Prompt]:
-    for number, line in enumerate(text.splitlines(), start=1):
+    # Not splitlines: a string in JSON may hold the other line separators as they are.
+    for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         where = f"{source}, line {number}"
@@ -103,7 +120,8 @@ def _prompts(text: str, *, source: str) -> Iterator[Prompt]:
 
 
 def _prompt(row: Mapping[str, Any], *, number: int, where: str) -> Prompt:
-    name = row.get("id", row.get("question_id", row.get("task_id", number)))
+    names = (row.get(key) for key in ("id", "question_id", "task_id"))
+    name = next((name for name in names if name is not None), number)
     category = row.get("category")
     prompt = Prompt(id=str(name), category=None if category is None else str(category))
     if "prompt_ids" in row:
@@ -120,7 +138,9 @@ def _prompt(row: Mapping[str, Any], *, number: int, where: str) -> Prompt:
         return replace(prompt, prompt_ids=ids[:start], completion_ids=ids[start:])
     messages = _messages(row, where=where)
     if messages[-1][0] != "user":
-        raise PromptError(f"{where}: the last message is by {messages[-1][0]!r}, expected the user's")
+        raise PromptError(
+            f"{where}: the last message is by {messages[-1][0]!r}, expected the user's; cut the conversation there"
+        )
     return replace(prompt, messages=tuple(messages))
 
 
@@ -133,15 +153,16 @@ def _messages(row: Mapping[str, Any], *, where: str) -> list[tuple[str, str]]:
                 f"{where}: {len(row['turns'])} turns; conversations are not measured turn by turn yet, give "
                 "one prompt a line"
             )
-        return [("user", str(row["turns"][0]))]
+        return [("user", _string(row["turns"][0], where=where, key="turns"))]
     for key, role, content in (("messages", "role", "content"), ("conversations", "from", "value")):
         turns = row.get(key)
         if isinstance(turns, list) and turns:
             names = {"human": "user", "gpt": "assistant"}
-            try:
-                pairs = [(names.get(turn[role], turn[role]), str(turn[content])) for turn in turns]
-            except (KeyError, TypeError) as exc:
-                raise PromptError(f"{where}: {key} must hold objects with {role!r} and {content!r}") from exc
+            if not all(isinstance(turn, dict) and {role, content} <= set(turn) for turn in turns):
+                raise PromptError(f"{where}: {key} must hold objects with {role!r} and {content!r}")
+            authors = [_string(turn[role], where=where, key=role) for turn in turns]
+            texts = [_string(turn[content], where=where, key=content) for turn in turns]
+            pairs = [(names.get(author, author), text) for author, text in zip(authors, texts, strict=True)]
             while pairs and pairs[-1][0] == "assistant":
                 pairs.pop()
             if pairs:
@@ -149,18 +170,26 @@ def _messages(row: Mapping[str, Any], *, where: str) -> list[tuple[str, str]]:
     raise PromptError(f"{where} has none of the known forms; expected {_FORMS}")
 
 
+def _string(value: Any, *, where: str, key: str) -> str:
+    if not isinstance(value, str):
+        raise PromptError(f"{where}: {key} holds {str(value)[:80]!r}; expected plain text")
+    return value
+
+
 def _masked(row: Mapping[str, Any], *, where: str) -> tuple[tuple[int, ...], int]:
     """A pretokenised training row: its ids, and where the tail starts on which the loss mask is set."""
     ids = _ids(row["input_ids"], where=where, key="input_ids")
-    mask = list(row["loss_mask"])
-    start = mask.index(1) if 1 in mask else len(mask)
-    if len(mask) != len(ids) or not 0 < start < len(ids) or not all(mask[start:]):
-        raise PromptError(f"{where}: loss_mask must have input_ids' length and be set on one tail of it")
+    mask = row["loss_mask"]
+    start = mask.index(1) if isinstance(mask, list) and 1 in mask else 0
+    if not 0 < start < len(ids) or mask != [0] * start + [1] * (len(ids) - start):
+        raise PromptError(
+            f"{where}: loss_mask must be 0 on the prompt and 1 on the one completion that ends input_ids; give "
+            "prompt_ids and completion_ids instead"
+        )
     return ids, start
 
 
 def _ids(value: Any, *, where: str, key: str) -> tuple[int, ...]:
-    plain = isinstance(value, Sequence) and not isinstance(value, str)
-    if not plain or not value or not all(isinstance(i, int) and i >= 0 for i in value):
-        raise PromptError(f"{where}: {key} must be a list of token ids")
+    if not isinstance(value, list) or not value or not all(type(i) is int and i >= 0 for i in value):
+        raise PromptError(f"{where}: {key} must be a list of token ids, at least one")
     return tuple(value)

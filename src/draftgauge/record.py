@@ -8,7 +8,6 @@ Letters: T positions, H hidden size.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import platform
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,9 +18,10 @@ from typing import Any
 import torch
 import transformers
 from jaxtyping import Float
+from jinja2 import TemplateError
 from torch import Tensor
 
-from draftgauge.errors import PromptError, TargetError
+from draftgauge.errors import CheckpointError, PromptError, RecordingError, TargetError
 from draftgauge.progress import Progress, silent
 from draftgauge.prompts import Prompt, PromptSet
 from draftgauge.recording import (
@@ -36,18 +36,33 @@ from draftgauge.recording import (
 from draftgauge.store import locked, publish_file, sha256_file, sha256_json
 from draftgauge.target import (
     NEAR_TIE_GAP,
+    VOCABULARY_FILES,
     Target,
     generate,
     load_target,
     load_tokenizer,
     norm_weight,
     observe,
+    own_dtype,
+    until_stop,
 )
 from draftgauge.tensorfile import StoredTensor, read_safetensors, write_safetensors
 
 TEMPLATES = ("chat", "chat-thinking", "chat-no-thinking", "raw")
 _ENDS_FILE = "ends.safetensors"
 _LOGIT_ROWS = 256
+#: What decides, beside the weights, which function the target computes and where it stops.
+_CONFIG_FILES = ("config.json", "generation_config.json", "adapter_config.json")
+_TOKENIZER_FILES = (
+    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt"),
+    *("chat_template.jinja", "chat_template.json", *VOCABULARY_FILES),
+)
+#: As which dtypes a stored tensor can be loaded without a change of its values.
+_LOADS_EXACTLY: Mapping[str, tuple[torch.dtype, ...]] = {
+    "F32": (torch.float32,),
+    "BF16": (torch.bfloat16, torch.float32),
+    "F16": (torch.float16, torch.float32),
+}
 
 
 @dataclass(frozen=True)
@@ -76,7 +91,8 @@ def record(
 
     Args:
         target_path: A local Hugging Face directory.
-        prompts: The prompt set; those with `completion_ids` are not generated.
+        prompts: The prompt set; those with `completion_ids` are not generated, and these are used up to their
+            first stop token, where a target's own completion ends.
         request: Taps, dtype, lengths and template.
         root: The folder that holds recordings.
         progress: Shows the work.
@@ -84,30 +100,30 @@ def record(
     Raises:
         TargetError: The target cannot be loaded, or has no such layer.
         PromptError: No prompt can be recorded.
+        RecordingError: The recording is there, but damaged, or not portable although that is asked for.
         StoreError: Another process writes the same recording, or the disk refuses.
     """
     folder_path = Path(target_path)
+    dtype = request.dtype or own_dtype(folder_path)
     tokenizer = load_tokenizer(folder_path)
     rendered, failed = _render(prompts, tokenizer, template=request.template)
-    target: Target | None = None
-    if request.dtype is None:
-        target = load_target(folder_path)
-        request = dataclasses.replace(request, dtype=target.dtype)
     plan = RecordingPlan(
-        target_digest=_weights_digest(folder_path, progress=progress),
+        target_digest=_target_digest(folder_path, progress=progress),
         tokenizer_digest=_tokenizer_digest(folder_path),
         template=request.template,
         prompts_digest=prompts.digest,
         rendered_digest=sha256_json(rendered),
         taps=request.taps,
-        dtype=str(request.dtype),
+        dtype=dtype,
         max_new_tokens=request.max_new_tokens,
     )
     folder = root / plan.digest
     if (folder / MANIFEST).is_file():
-        return open_recording(folder)
+        return _complete_already(folder, portable=request.portable)
     with locked(folder):
-        target = target or load_target(folder_path, dtype=request.dtype)
+        if (folder / MANIFEST).is_file():  # completed by another process since the first look
+            return _complete_already(folder, portable=request.portable)
+        target = load_target(folder_path, dtype=dtype)
         _check_taps(target, request.taps)
         record_of = _describe(target, folder, plan=plan, portable=request.portable)
         items, late = _record_items(target, prompts, rendered, request, folder=folder, progress=progress)
@@ -132,6 +148,17 @@ def record(
         )
 
 
+def _complete_already(folder: Path, *, portable: bool) -> Recording:
+    recording = open_recording(folder)
+    in_place = [name for name, place in recording.target.ends.items() if place["file"] != _ENDS_FILE]
+    if portable and in_place:
+        raise RecordingError(
+            f"{folder} is complete, but the target's {', '.join(in_place)} are read in place; to make it "
+            "portable, remove the folder and record again"
+        )
+    return recording
+
+
 def _render(
     prompts: PromptSet, tokenizer: Any, *, template: str
 ) -> tuple[dict[str, list[int]], dict[str, str]]:
@@ -149,15 +176,22 @@ def _render(
             failed[prompt.id] = "the target has no tokenizer; give prompt_ids"
         elif template == "raw":
             assert prompt.messages is not None
-            rendered[prompt.id] = list(tokenizer(prompt.messages[-1][1])["input_ids"])
+            if len(prompt.messages) > 1:
+                failed[prompt.id] = f"--template raw takes one message, the prompt has {len(prompt.messages)}"
+            else:
+                rendered[prompt.id] = list(tokenizer(prompt.messages[0][1])["input_ids"])
         elif tokenizer.chat_template is None:
             failed[prompt.id] = "the tokenizer has no chat template; use --template raw or give prompt_ids"
         else:
             assert prompt.messages is not None
             turns = [{"role": role, "content": content} for role, content in prompt.messages]
-            rendered[prompt.id] = list(
-                tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False, **extra)
-            )
+            try:
+                ids = tokenizer.apply_chat_template(
+                    turns, add_generation_prompt=True, return_dict=False, **extra
+                )
+                rendered[prompt.id] = list(ids)
+            except TemplateError as exc:
+                failed[prompt.id] = f"the chat template refuses the conversation: {exc}"
     return rendered, failed
 
 
@@ -172,26 +206,18 @@ def _record_items(
 ) -> tuple[list[Item], dict[str, str]]:
     """Every item that is on disk in the end, in the prompts' order, and the reasons of those that are not."""
     names = {prompt.id: f"{i:05d}.safetensors" for i, prompt in enumerate(prompts.prompts)}
-    done: dict[str, Item] = {}
-    failed: dict[str, str] = {}
-    todo: list[Prompt] = []
-    for prompt in prompts.prompts:
-        path = folder / names[prompt.id]
-        if path.is_file():
-            done[prompt.id] = _stored_item(path)
-        elif prompt.id in rendered:
-            problem = _problem(target, prompt, rendered[prompt.id], request)
-            if problem is None:
-                todo.append(prompt)
-            else:
-                failed[prompt.id] = problem
-    work = _completed(target, todo, rendered, request)
-    for prompt, completion in progress(work, label="record", total=len(todo), unit="prompt"):
+    given = [prompt for prompt in prompts.prompts if prompt.id in rendered]
+    problems = {p.id: _problem(target, p, rendered[p.id], request) for p in given}
+    failed = {name: problem for name, problem in problems.items() if problem is not None}
+    fit = [prompt for prompt in given if prompt.id not in failed]
+    paths = {prompt.id: folder / names[prompt.id] for prompt in fit}
+    done = {name: _stored_item(path) for name, path in paths.items() if path.is_file()}
+    work = _completed(target, fit, rendered, request, done=frozenset(done))
+    for prompt, completion in progress(work, label="record", total=len(fit) - len(done), unit="prompt"):
         if len(completion) < 2:
             failed[prompt.id] = f"the completion has {len(completion)} token(s); a round needs at least 2"
             continue
-        tokens = rendered[prompt.id] + completion
-        path = folder / names[prompt.id]
+        tokens, path = rendered[prompt.id] + completion, paths[prompt.id]
         _write_item(target, prompt, tokens, len(rendered[prompt.id]), request=request, path=path)
         done[prompt.id] = _stored_item(path)
     return [done[prompt.id] for prompt in prompts.prompts if prompt.id in done], failed
@@ -204,7 +230,7 @@ def _problem(target: Target, prompt: Prompt, ids: Sequence[int], request: Reques
     vocabulary = target.model.get_input_embeddings().weight.shape[0]
     if max((*ids, *(prompt.completion_ids or ()))) >= vocabulary:
         return f"a token id is outside the target's vocabulary of {vocabulary}"
-    limit = getattr(target.model.config, "max_position_embeddings", None)
+    limit = getattr(target.model.config.get_text_config(), "max_position_embeddings", None)
     completion = len(prompt.completion_ids) if prompt.completion_ids else request.max_new_tokens
     if limit is not None and len(ids) + completion > limit:
         return f"{len(ids)} prompt tokens and {completion} new ones exceed the target's {limit} positions"
@@ -212,23 +238,40 @@ def _problem(target: Target, prompt: Prompt, ids: Sequence[int], request: Reques
 
 
 def _completed(
-    target: Target, prompts: Sequence[Prompt], rendered: Mapping[str, list[int]], request: Request
+    target: Target,
+    prompts: Sequence[Prompt],
+    rendered: Mapping[str, list[int]],
+    request: Request,
+    *,
+    done: frozenset[str],
 ) -> Iterator[tuple[Prompt, list[int]]]:
-    """Every prompt with its completion, batches generated as they are reached, similar lengths together."""
-    given = [prompt for prompt in prompts if prompt.completion_ids is not None]
-    yield from ((prompt, list(prompt.completion_ids or ())) for prompt in given)
+    """Every prompt that is not done with its completion; similar lengths are generated together.
+
+    A batch of which a part is done is generated whole: other company would change the last bits, and with
+    them, in bfloat16, the text.
+    """
+    for prompt in prompts:
+        if prompt.completion_ids is not None and prompt.id not in done:
+            yield prompt, until_stop(list(prompt.completion_ids), target.stop_token_ids)
     free = [prompt for prompt in prompts if prompt.completion_ids is None]
     free.sort(key=lambda prompt: len(rendered[prompt.id]))
     for start in range(0, len(free), request.batch_size):
         batch = free[start : start + request.batch_size]
+        if done.issuperset(prompt.id for prompt in batch):
+            continue
         texts = generate(target, [rendered[p.id] for p in batch], max_new_tokens=request.max_new_tokens)
-        yield from zip(batch, texts, strict=True)
+        yield from ((p, text) for p, text in zip(batch, texts, strict=True) if p.id not in done)
 
 
 def _write_item(
     target: Target, prompt: Prompt, tokens: list[int], prompt_len: int, *, request: Request, path: Path
 ) -> None:
     seen = observe(target, tokens, taps=request.taps)
+    if not bool(seen.taps.isfinite().all() and seen.normed.isfinite().all()):
+        raise TargetError(
+            f"the target's hidden states on prompt {prompt.id} are not finite ({target.dtype}); record with "
+            "--dtype float32"
+        )
     agreed, gaps = _agreement(target, seen.normed, tokens, prompt_len)
     text = "" if target.tokenizer is None else target.tokenizer.decode(tokens[prompt_len:])
     facts = {
@@ -268,13 +311,17 @@ def _agreement(
 
 
 def _stored_item(path: Path) -> Item:
-    _, metadata = read_safetensors(path)
-    facts = json.loads(metadata["item"])
-    return Item(file=path.name, sha256=sha256_file(path), **facts)
+    try:
+        facts = json.loads(read_safetensors(path)[1]["item"])
+        return Item(file=path.name, sha256=sha256_file(path), **facts)
+    except (CheckpointError, KeyError, ValueError, TypeError) as exc:
+        raise RecordingError(f"{path} is damaged: {exc}; remove it and repeat the command") from exc
 
 
 def _check_taps(target: Target, taps: Sequence[int]) -> None:
     layers = len(target.decoder.layers)
+    if not taps or len(set(taps)) < len(taps):
+        raise TargetError(f"taps {list(taps)} must name at least one layer, and none twice; see --taps")
     wrong = [tap for tap in taps if not -1 <= tap < layers]
     if wrong:
         raise TargetError(
@@ -293,6 +340,7 @@ def _describe(target: Target, folder: Path, *, plan: RecordingPlan, portable: bo
     files = _stored_weights(target.path)
     places = {name: None if portable else _place(model, part, files) for name, part in parts.items()}
     copied = {name: parts[name] for name, place in places.items() if place is None}
+    (folder / _ENDS_FILE).unlink(missing_ok=True)  # of an unfinished attempt, perhaps with other ends
     if copied:
         with publish_file(folder / _ENDS_FILE) as partial:
             write_safetensors(partial, {name: _raw(part) for name, part in copied.items()}, {})
@@ -324,23 +372,28 @@ def _stored_weights(folder: Path) -> dict[str, StoredTensor]:
 
 
 def _place(model: Any, part: Tensor, files: Mapping[str, StoredTensor]) -> StoredTensor | None:
-    """Where the target's own files hold a parameter; None where they do not under a name that is known."""
+    """Where the target's own files hold a parameter's values; None where they do not under a known name."""
     names = [name for name, p in model.named_parameters(remove_duplicate=False) if p is part]
-    found = [files[n] for n in names if n in files and files[n].shape == tuple(part.shape)]
-    return found[0] if found else None
+    for stored in (files[name] for name in names if name in files):
+        if stored.shape == tuple(part.shape) and part.dtype in _LOADS_EXACTLY.get(stored.dtype, ()):
+            return stored
+    return None
 
 
-def _weights_digest(folder: Path, *, progress: Progress) -> str:
+def _target_digest(folder: Path, *, progress: Progress) -> str:
     files = sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")])
     if not files:
-        raise TargetError(f"target {folder} holds no weights (*.safetensors or *.bin)")
+        raise TargetError(
+            f"target {folder} holds no weights (*.safetensors or *.bin); give a Hugging Face directory"
+        )
+    files += [folder / name for name in _CONFIG_FILES if (folder / name).is_file()]
     shown = progress(files, label="hash target", total=len(files), unit="file")
     return sha256_json([[path.name, sha256_file(path)] for path in shown])
 
 
 def _tokenizer_digest(folder: Path) -> str:
-    names = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
-    return sha256_json([[name, sha256_file(folder / name)] for name in names if (folder / name).is_file()])
+    found = [folder / name for name in _TOKENIZER_FILES if (folder / name).is_file()]
+    return sha256_json([[path.name, sha256_file(path)] for path in found])
 
 
 def _raw(tensor: Tensor) -> Any:

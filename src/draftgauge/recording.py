@@ -34,8 +34,8 @@ ENDS = ("embedding", "head", "norm")
 class TargetRecord:
     """Which target was recorded, how it was read, and where its two ends lie.
 
-    `digest` is over the weights' bytes. `ends` maps each of `ENDS` to the file (relative to the recording, or
-    absolute), the tensor's name in it and the SHA-256 of its bytes.
+    `digest` is over the bytes of the weights and configs. `ends` maps each of `ENDS` to the file (relative to
+    the recording, or absolute), the tensor's name in it and the SHA-256 of its bytes.
     """
 
     path: str
@@ -167,7 +167,7 @@ class Recording:
         """One of the target's `ENDS`, read in place.
 
         Raises:
-            RecordingError: The file is gone or changed since it was recorded.
+            RecordingError: The file is not readable here (`verify_end` says whether it changed).
         """
         place = self.target.ends[name]
         path = self.path / place["file"]
@@ -276,10 +276,14 @@ def verify_items(recording: Recording, items: Sequence[Item]) -> Iterator[Item]:
         RecordingError: An item's digest differs: the file was damaged or edited.
     """
     for item in items:
-        actual = sha256_file(recording.path / item.file)
+        path = recording.path / item.file
+        try:
+            actual = sha256_file(path)
+        except OSError as exc:
+            raise RecordingError(f"{path} cannot be read: {exc.strerror or exc}; record it again") from exc
         if actual != item.sha256:
             raise RecordingError(
-                f"{recording.path / item.file} has digest {actual[:16]}, recorded was {item.sha256[:16]}: it was "
+                f"{path} has digest {actual[:16]}, recorded was {item.sha256[:16]}: it was "
                 "damaged or edited; record it again into a fresh folder"
             )
         yield item

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -43,7 +43,8 @@ class Plan:
     """Everything that can change a number, and nothing else; its digest is the run's identity.
 
     `policies` are slugs; `anchors` is `all` or `walk`; `wiring` is the wiring as plain values;
-    `trained_block_size` is the one that the checkpoint was trained with, where that is known.
+    `trained_block_size` is the one that the checkpoint was trained with, where that is known; `instrument`
+    is the version of draftgauge.
     """
 
     checkpoint_digest: str
@@ -57,6 +58,7 @@ class Plan:
     trained_block_size: int | None
     target_digest: str
     template: str
+    instrument: str
 
     @property
     def digest(self) -> str:
@@ -89,7 +91,10 @@ class Run:
 
 
 class BlockWriter:
-    """Writes the blocks of one prompt after the other, so that no run has to fit in memory."""
+    """Writes the blocks of one prompt after the other, so that no run has to fit in memory.
+
+    To be used in a `with` block, which finishes the file.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -105,8 +110,10 @@ class BlockWriter:
             self._writer = pq.ParquetWriter(self._path, table.schema, compression="zstd")
         self._writer.write_table(table)
 
-    def close(self) -> None:
-        """Finishes the file."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         if self._writer is not None:
             self._writer.close()
 
@@ -118,9 +125,15 @@ def _column(array: np.ndarray) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(flat, int(np.prod(array.shape[1:])))
 
 
-def run_name(label: str, plan: Plan) -> str:
-    """The name that a run of this plan gets unless the user gives one."""
-    return f"{label}-{plan.digest[:8]}"
+def run_path(root: Path, plan: Plan, *, label: str, name: str | None = None) -> Path:
+    """Where a run of this plan lies: under `name`, or under a name made of `label` and the plan's digest.
+
+    Raises:
+        RunError: No listing would find a run of that name.
+    """
+    if name is not None and (name != Path(name).name or name.startswith(".")):
+        raise RunError(f"a run cannot be called {name!r}; give --name a plain name that starts without a dot")
+    return root / (name or f"{label}-{plan.digest[:8]}")
 
 
 @contextlib.contextmanager
@@ -129,10 +142,12 @@ def new_run(
 ) -> Iterator[Path]:
     """Yields the folder to write blocks and summary into; publishes the run when the block ends cleanly.
 
+    The checkpoint's files are kept first: a trainer that rotates its saves cannot take them away meanwhile.
+
     Args:
         path: The run's folder; must not exist.
         plan: What is measured.
-        facts: More for run.json: sources, sizes, the key map, timings (the caller may add to it meanwhile).
+        facts: More for run.json: sources, sizes, the key map.
         checkpoint: The checkpoint's files, to be kept by hard links.
 
     Raises:
@@ -141,6 +156,7 @@ def new_run(
     started = time.time()
     try:
         with publish_directory(path) as folder:
+            kept = _keep_checkpoint(folder / CHECKPOINT, checkpoint)
             yield folder
             manifest = {
                 "kind": KIND,
@@ -148,10 +164,10 @@ def new_run(
                 "status": "complete",
                 "plan": dataclasses.asdict(plan),
                 "plan_digest": plan.digest,
-                "checkpoint_kept": _keep_checkpoint(folder / CHECKPOINT, checkpoint),
+                "checkpoint_kept": kept,
                 "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
-                "duration_s": round(time.time() - started, 3),
-                "versions": {name: _version(name) for name in _PACKAGES},
+                "duration_s": time.time() - started,
+                "versions": {name: package_version(name) for name in _PACKAGES},
                 "machine": {"platform": platform.platform(), "python": platform.python_version()},
                 "argv": sys.argv,
                 **facts,
@@ -171,22 +187,35 @@ def open_run(path: str | Path) -> Run:
     if not (folder / MANIFEST).is_file():
         raise RunError(f"{path} holds no {MANIFEST}: it is no complete run; `draftgauge runs` lists those")
     manifest, summary = _read(folder / MANIFEST), _read(folder / SUMMARY)
+    if manifest.get("kind") != KIND:
+        raise RunError(f"{folder / MANIFEST} is of kind {manifest.get('kind')!r}, expected {KIND!r}")
     for name, value in ((MANIFEST, manifest), (SUMMARY, summary)):
         if value.get("version") != FORMAT_VERSION:
-            raise RunError(f"{folder / name} has version {value.get('version')!r}, expected {FORMAT_VERSION}")
+            raise RunError(
+                f"{folder / name} has version {value.get('version')!r}, expected {FORMAT_VERSION}; open it with "
+                "the draftgauge that wrote it, or evaluate again into another --runs folder"
+            )
     return Run(folder, manifest, summary)
 
 
-def find_run(root: Path, plan: Plan) -> Run | None:
-    """The run below `root` that already answers this plan; None if there is none."""
+def find_run(root: Path, plan: Plan, *, name: str | None = None) -> Run | None:
+    """The run below `root` that already answers this plan, under `name` if one is given; None if there is none.
+
+    Raises:
+        RunError: A run there cannot be read.
+    """
     for run in list_runs(root):
-        if run.manifest["plan_digest"] == plan.digest:
+        if run.manifest["plan_digest"] == plan.digest and name in (None, run.name):
             return run
     return None
 
 
 def list_runs(root: Path) -> list[Run]:
-    """The complete runs below `root`, oldest first; unfinished ones are not listed."""
+    """The complete runs below `root`, oldest first; unfinished ones are not listed.
+
+    Raises:
+        RunError: A complete run cannot be read.
+    """
     manifests = root.glob(f"*/{MANIFEST}")
     runs = [open_run(m.parent) for m in manifests if not m.parent.name.startswith(PARTIAL)]
     return sorted(runs, key=lambda run: (run.manifest["started"], run.name))
@@ -197,10 +226,14 @@ def _keep_checkpoint(target: Path, files: Sequence[Path]) -> str:
     if len(files) == 1:
         return keep(files[0], target)
     target.mkdir()
-    return "; ".join(sorted({keep(file, target / file.name) for file in files}))
+    how = {keep(file, target / file.name) for file in files}
+    if "hard link" not in how:
+        target.rmdir()
+    return "; ".join(sorted(how))
 
 
-def _version(package: str) -> str | None:
+def package_version(package: str) -> str | None:
+    """The version of an installed package, as in `"0.1.0"`; None for one that is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -209,7 +242,9 @@ def _version(package: str) -> str | None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as exc:
-        raise RunError(f"{path} is not readable JSON: {exc}") from exc
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as exc:
+        raise RunError(f"{path} is not readable: {exc}; remove the run's folder and evaluate again") from exc
+    if not isinstance(value, dict):
+        raise RunError(f"{path} holds no JSON object; remove the run's folder and evaluate again")
     return value

@@ -12,15 +12,21 @@ from typing import Any
 from draftgauge.checkpoint import Checkpoint
 from draftgauge.configs import read_wiring
 from draftgauge.errors import WiringError
-from draftgauge.wiring import Wiring, validate
+from draftgauge.wiring import Wiring, tensor_shapes, validate
 
 
 @dataclass(frozen=True)
 class Stated:
-    """What the user states about a drafter: wiring fields, how to name their source, the block size to use."""
+    """What the user states about a drafter.
+
+    `wiring` holds fields by name and `source` says where they stand, as in `"--wiring mine.toml"`. `options`
+    holds the fields that an option of the command line states; they come first, each its own source.
+    `block_size` is the one to measure with, which need not be the trained one.
+    """
 
     wiring: Mapping[str, Any] = field(default_factory=dict)
     source: str = "given"
+    options: Mapping[str, Any] = field(default_factory=dict)
     block_size: int | None = None
 
 
@@ -30,30 +36,51 @@ def wiring_of(checkpoint: Checkpoint, stated: Stated = Stated()) -> Wiring:
     Raises:
         WiringError: A field is unknown; the message lists all that are, with what would state them.
     """
-    given = dict(stated.wiring)
+    options = dict(stated.options)
     shapes = {name: tensor.shape for name, tensor in checkpoint.tensors.items()}
 
-    def read(fields: Mapping[str, Any]) -> Wiring:
-        return read_wiring(
+    def read() -> Wiring:
+        wiring = read_wiring(
             config=checkpoint.config,
             config_source=checkpoint.config_source,
             shapes=shapes,
-            given=fields,
+            given={**stated.wiring, **options},
             given_source=stated.source,
         )
+        sources = {name: f"--{name.replace('_', '-')}" for name in options}
+        return replace(wiring, provenance={**wiring.provenance, **sources})
 
     try:
-        return read(given)
+        return read()
     except WiringError:
-        if stated.block_size is None or "block_size" in given:
+        if stated.block_size is None or "block_size" in {*options, *stated.wiring}:
             raise
         # Nobody else says the block size: then the one to use is the only one that is known.
-        return read({**given, "block_size": stated.block_size})
+        options["block_size"] = stated.block_size
+        return read()
 
 
 def used_wiring(trained: Wiring, stated: Stated) -> Wiring:
-    """The wiring to measure with: the trained one, but for a block size that the user asks for."""
+    """The wiring to measure with: the trained one, but for a block size that the user asks for.
+
+    Raises:
+        WiringError: Nothing can be drafted with that block size.
+    """
     if stated.block_size is None or stated.block_size == trained.block_size:
         return trained
     provenance = {**trained.provenance, "block_size": f"--block-size (trained: {trained.block_size})"}
     return validate(replace(trained, block_size=stated.block_size, provenance=provenance))
+
+
+def unused_tensors(checkpoint: Checkpoint, wiring: Wiring) -> dict[str, str]:
+    """The stored tensors that take no part in the drafter's function, and why.
+
+    Example:
+        `{"verifier_norm.weight": "not part of the drafter's function: the verifier's own"}`.
+    """
+    read = tensor_shapes(wiring)
+    return {
+        use.stored: use.reason if use.canonical is None else "the wiring does not read it"
+        for use in checkpoint.key_map
+        if use.canonical is None or use.canonical not in read
+    }

@@ -43,8 +43,11 @@ def publish_file(path: Path) -> Iterator[Path]:
     """Yields a temporary path beside `path`; on a clean exit it is synced and renamed to `path`.
 
     Raises:
-        StoreError: The folder cannot be written, or the disk is full; nothing is left behind.
+        StoreError: `path` exists already (nothing is ever overwritten), the folder cannot be written, or the
+            disk is full; nothing is left behind.
     """
+    if path.exists():
+        raise StoreError(f"{path} exists already and is never overwritten; choose another name")
     partial = path.with_name(f"{PARTIAL}{os.getpid()}-{path.name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -98,18 +101,26 @@ def write_json(path: Path, value: Any) -> None:
 def locked(path: Path) -> Iterator[None]:
     """Holds the folder `path` for this process while the block runs.
 
+    Partials that a killed process left in it are removed first: nobody else writes there now.
+
     Raises:
-        StoreError: Another process holds it.
+        StoreError: Another process holds it, or it cannot be written.
     """
-    path.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path / ".lock")
     try:
+        path.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
     except Timeout as exc:
         raise StoreError(
             f"{path} is being written by another process; wait for it or choose another"
         ) from exc
+    except OSError as exc:
+        raise StoreError(
+            f"{path} cannot be written: {exc.strerror or exc}; check the path and its rights"
+        ) from exc
     try:
+        for left in path.glob(f"{PARTIAL}*"):
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
         yield
     finally:
         lock.release()
@@ -120,9 +131,15 @@ def keep(source: Path, target: Path) -> str:
 
     A hard link where both lie on one file system; otherwise nothing is made and the caller records a
     reference with a digest.
+
+    Raises:
+        StoreError: `target` exists already.
     """
+    if target.exists():
+        raise StoreError(f"{target} exists already and is never overwritten; choose another name")
     try:
-        target.hardlink_to(source)
+        # Resolved, since a link to a symbolic link would keep where it points and not the bytes.
+        target.hardlink_to(source.resolve())
     except OSError:
         return "reference"
     return "hard link"

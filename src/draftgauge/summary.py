@@ -6,7 +6,7 @@ that could not be computed is null with a reason beside it. Knows nothing of fil
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import reduce
 from operator import add
@@ -44,18 +44,21 @@ def summarise(
         policies: Which policies to report.
         every_anchor: Whether the blocks cover all anchors; means over anchors and depth curves need that.
 
-    Example of the result: `{"policies": {"chain": {"tau_response": {"value": 1.71, "low": 1.6, ...}}}}`.
+    Example of the result: `{"policies": {"chain": {"tau_response": {"value": 1.71, "low": 1.6, ...}}}}`;
+    `absent` maps the names of values that are null somewhere to the reason.
     """
     walks = {
         policy: {name: walk_blocks(policy, prompt.blocks) for name, prompt in prompts.items()}
         for policy in policies
     }
+    by_policy = {
+        policy.slug: _policy(policy, walks[policy], prompts, every_anchor=every_anchor) for policy in policies
+    }
+    curves = _depth_curves(prompts) if every_anchor else None
     return {
-        "policies": {
-            policy.slug: _policy(policy, walks[policy], prompts, every_anchor=every_anchor)
-            for policy in policies
-        },
-        "per_depth": _depth_curves(prompts) if every_anchor else None,
+        "policies": by_policy,
+        "per_depth": curves,
+        "absent": _absent(by_policy.values(), curves),
         "prompts": {
             name: {
                 "category": prompt.category,
@@ -98,6 +101,19 @@ def _policy(
         sums = [all_anchor_counts(policy, prompt.blocks) for prompt in prompts.values()]
         value["all_anchor_streak"] = ratio([s for s, _ in sums], [n for _, n in sums]).as_dict()
     return value
+
+
+def _absent(policies: Iterable[Mapping[str, Any]], curves: Mapping[str, Any] | None) -> dict[str, str]:
+    """Why values are null that carry no reason of their own."""
+    absent = {}
+    if curves is None:
+        reason = "blocks were drafted only where the policies' walks go"
+        absent = {"per_depth": reason, "all_anchor_streak": reason}
+    elif None in curves["marginal"] or None in curves["conditional"]:
+        absent["per_depth"] = "no anchor got to some depths, or had a reference token there"
+    if any(policy["design_effect"] is None for policy in policies):
+        absent["design_effect"] = "it needs 2 prompts, and rounds that do not all accept the same"
+    return absent
 
 
 def _depth_curves(prompts: Mapping[str, PromptBlocks]) -> dict[str, Any]:

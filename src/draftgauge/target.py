@@ -9,6 +9,7 @@ Letters: N taps, T positions, H hidden size.
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +19,17 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from draftgauge.errors import TargetError
+from draftgauge.errors import CheckpointError, TargetError
+from draftgauge.tensorfile import read_safetensors
 
 #: Logit gaps below which two tokens may swap between batched and single decoding, by compute dtype.
 NEAR_TIE_GAP: Mapping[str, float] = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.03}
+#: Files of which a tokenizer needs at least one; without them transformers makes an empty one up.
+VOCABULARY_FILES = (
+    *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json"),
+    *("spiece.model", "sentencepiece.bpe.model"),
+)
+_STORED_DTYPES: Mapping[str, str] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
 @dataclass(frozen=True)
@@ -58,35 +66,110 @@ class Observation:
     normed: Tensor
 
 
-def load_target(path: str | Path, *, dtype: str | None = None) -> Target:
-    """The target in a local Hugging Face directory, ready to observe.
+def own_dtype(path: str | Path) -> str:
+    """The dtype that the target's config names, or else the one that all its weights are stored in.
 
     Raises:
-        TargetError: The path is no such directory, or the dtype is unknown.
+        TargetError: The path is no Hugging Face directory, its weights are damaged, or neither says one.
     """
-    folder = Path(path)
+    config, stored = _described(Path(path))
+    for section in (config, config.get("text_config") or {}):
+        named = section.get("dtype") or section.get("torch_dtype")
+        if named is not None:
+            return str(named).removeprefix("torch.")
+    if len(stored) == 1 and stored <= set(_STORED_DTYPES):
+        return _STORED_DTYPES[stored.pop()]
+    raise TargetError(f"target {path} does not say its dtype; state it with --dtype")
+
+
+def _described(folder: Path) -> tuple[dict[str, Any], set[str]]:
+    """The config, and the element types of the stored weights, whose files are whole."""
     if not (folder / "config.json").is_file():
         raise TargetError(
-            f"target {path} is not a Hugging Face directory with a config.json; give a local path"
+            f"target {folder} is not a Hugging Face directory with a config.json; give a local path"
         )
-    if dtype is not None and dtype not in NEAR_TIE_GAP:
-        raise TargetError(f"dtype {dtype!r} is unknown; expected one of {', '.join(NEAR_TIE_GAP)}")
-    chosen = getattr(torch, dtype) if dtype else "auto"
     try:
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=chosen, local_files_only=True)
-    except (OSError, ValueError, KeyError) as exc:
-        raise TargetError(f"target {path} could not be loaded by transformers: {exc}") from exc
+        config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        files = sorted(folder.glob("*.safetensors"))
+        return config, {stored.dtype for file in files for stored in read_safetensors(file)[0].values()}
+    except (OSError, ValueError, CheckpointError) as exc:
+        raise TargetError(f"target {folder} cannot be read: {exc}") from exc
+
+
+def load_target(path: str | Path, *, dtype: str | None = None) -> Target:
+    """The target in a local Hugging Face directory, ready to observe; in its own dtype unless one is given.
+
+    Raises:
+        TargetError: The path is no such directory, its weights are damaged or incomplete, the dtype is not
+            known here, or the architecture is not laid out as layers and a final norm.
+    """
+    folder = Path(path)
+    _described(folder)
+    dtype = dtype or own_dtype(folder)
+    if dtype not in NEAR_TIE_GAP:
+        raise TargetError(
+            f"dtype {dtype!r} of target {path} is not computed with; expected --dtype "
+            f"{', '.join(NEAR_TIE_GAP)}"
+        )
+    model = _load_model(folder, dtype)
+    decoder = model.get_decoder()
+    if getattr(decoder, "layers", None) is None or getattr(decoder, "norm", None) is None:
+        raise TargetError(
+            f"target {path} is a {type(model).__name__}, whose decoder has no `layers` and `norm`; such targets "
+            "cannot be recorded yet"
+        )
+    # What a target's makers recommend for sampling (penalties above all) would also change greedy completions.
+    stops = model.generation_config.eos_token_id
+    model.generation_config = transformers.GenerationConfig(eos_token_id=stops)
     model.requires_grad_(False)
     model.train(False)
-    return Target(folder, model, load_tokenizer(folder), str(model.dtype).removeprefix("torch."))
+    return Target(folder, model, load_tokenizer(folder), dtype)
+
+
+def _load_model(folder: Path, dtype: str) -> Any:
+    loader: Any = transformers.AutoModelForCausalLM
+    try:
+        with _no_bars():
+            model, report = loader.from_pretrained(
+                folder, dtype=getattr(torch, dtype), local_files_only=True, output_loading_info=True
+            )
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as exc:
+        raise TargetError(f"target {folder} could not be loaded by transformers: {exc}") from exc
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise TargetError(
+            f"target {folder} lacks {len(missing)} weights ({', '.join(missing[:3])} ...), which transformers "
+            "fills at random; copy the target again"
+        )
+    return model
+
+
+@contextlib.contextmanager
+def _no_bars() -> Iterator[None]:
+    """Keeps transformers' progress bars off stderr for as long as the context is open."""
+    switch: Any = transformers.utils.logging
+    shown = switch.is_progress_bar_enabled()
+    if shown:
+        switch.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            switch.enable_progress_bar()
 
 
 def load_tokenizer(folder: Path) -> Any | None:
-    """The target's tokenizer; None for a target without one, which serves prompts that are token ids."""
+    """The target's tokenizer; None for a target without one, which serves prompts that are token ids.
+
+    Raises:
+        TargetError: There is a tokenizer, but it cannot be loaded.
+    """
+    if not any((folder / name).is_file() for name in VOCABULARY_FILES):
+        return None
     try:
         return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as exc:
+        raise TargetError(f"the tokenizer of target {folder} could not be loaded: {exc}") from exc
 
 
 @torch.inference_mode()
@@ -102,10 +185,15 @@ def generate(target: Target, prompts: Sequence[Sequence[int]], *, max_new_tokens
     )
     out = target.model.generate(ids, attention_mask=mask, generation_config=config)
     completions = out[:, width:].tolist()
-    return [_until_stop(completion, stops) for completion in completions]
+    return [until_stop(completion, stops) for completion in completions]
 
 
-def _until_stop(tokens: list[int], stops: Sequence[int]) -> list[int]:
+def until_stop(tokens: list[int], stops: Sequence[int]) -> list[int]:
+    """The tokens up to and including the first stop token.
+
+    Example:
+        `until_stop([5, 2, 7], [2])` is `[5, 2]`.
+    """
     ends = [tokens.index(stop) for stop in stops if stop in tokens]
     return tokens[: min(ends) + 1] if ends else tokens
 
@@ -145,17 +233,24 @@ def _hook(decoder: Any, tap: int, caught: dict[int, Tensor]) -> Iterator[None]:
 
 @torch.inference_mode()
 def norm_weight(target: Target) -> Tensor:
-    """The factor by which the final norm scales: the stored weight, or one more than it (Gemma)."""
+    """The factor by which the final norm scales: the stored weight, or one more than it (Gemma).
+
+    Raises:
+        TargetError: The norm computes something else.
+    """
     norm = target.decoder.norm
-    probe = torch.linspace(-1, 1, norm.weight.shape[0], dtype=norm.weight.dtype)[None]
-    wide = probe.float()
-    unit = wide * torch.rsqrt(
-        wide.pow(2).mean(-1, keepdim=True) + target.model.config.get_text_config().rms_norm_eps
-    )
-    expected = norm(probe).float()
-    for weight in (norm.weight, norm.weight + 1):
-        if torch.allclose(unit * weight.float(), expected, rtol=2e-2, atol=1e-4):
-            return Tensor(weight) if weight is norm.weight else weight
+    eps = getattr(target.model.config.get_text_config(), "rms_norm_eps", None)
+    stored: Tensor = norm.weight
+    if eps is not None:
+        # Its mean is not zero, so that a norm that subtracts the mean is told apart.
+        probe = torch.linspace(-1, 2, stored.shape[0], dtype=stored.dtype)[None]
+        wide = probe.float()
+        unit = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+        expected = norm(probe).float()
+        for weight in (stored, stored + 1):
+            if torch.allclose(unit * weight.float(), expected, rtol=2e-2, atol=1e-4):
+                return weight
     raise TargetError(
-        f"the final norm of {target.path} ({type(norm).__name__}) is not a root mean square norm"
+        f"the final norm of {target.path} ({type(norm).__name__}) is not a root mean square norm; such targets "
+        "cannot be recorded yet"
     )

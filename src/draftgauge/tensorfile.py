@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Self, TypeGuard
+from typing import BinaryIO, TypeGuard
 
 import numpy as np
 from jaxtyping import Float32, Shaped, UInt8
@@ -168,7 +168,7 @@ class Fingerprint:
     inode: int
 
     @classmethod
-    def of(cls, path: Path) -> Self:
+    def of(cls, path: Path) -> "Fingerprint":
         """The fingerprint of the file that `path` leads to now.
 
         Raises:

@@ -225,7 +225,7 @@ def _steps(
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(plan, step)
         optimizer.step()
-        yield step + 1, float(loss), int((batch.references >= 0).sum())
+        yield step + 1, float(loss.detach()), int((batch.references >= 0).sum())
 
 
 def _contexts(drafter: DFlash, batch: Batch) -> Context:

@@ -7,7 +7,7 @@ of recordings, ranks or runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -22,6 +22,7 @@ from draftgauge.wiring import Wiring, tensor_shapes
 __all__ = ["FAMILIES", "Context", "Drafter", "Ends", "as_torch", "load_drafter"]
 
 
+@runtime_checkable  # for the tests, which check every annotation at every call
 class Drafter(Protocol):
     """What replay, decoding and training need of a drafter. Letters as in `drafters.dflash`."""
 

@@ -196,7 +196,7 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(w.head_dim, eps=w.rms_norm_eps)
 
     def keys_values(
-        self, x: Float[Tensor, "*lead H"], positions: Int[Tensor, "*lead"], rope: Rope
+        self, x: Float[Tensor, "*lead H"], positions: Int[Tensor, "*lead"], *, rope: Rope
     ) -> tuple[Float[Tensor, "*lead K C"], Float[Tensor, "*lead K C"]]:
         """Rotated keys and plain values of context positions or block rows."""
         heads, _, dims = self.shape
@@ -220,7 +220,7 @@ class Attention(nn.Module):
         query = self.q_norm(self.q_proj(x).unflatten(-1, (heads * group, dims)))
         query = rope(query, positions.unsqueeze(-1)).unflatten(2, (heads, group))
         query = query.permute(2, 0, 1, 3, 4) / math.sqrt(dims)  # K A B G C
-        keys, values = self.keys_values(x, positions, rope)
+        keys, values = self.keys_values(x, positions, rope=rope)
         keys, values = keys.permute(2, 0, 3, 1), values.permute(2, 0, 1, 3)  # K A C B, K A B C
         ctx_keys, ctx_values = context
         length = ctx_keys.shape[1]
@@ -287,7 +287,7 @@ class DFlash(nn.Module):
         """The context's keys and values from tap features of consecutive positions."""
         fused = self.hidden_norm(self.fc(features))
         positions = torch.arange(first_position, first_position + len(fused), device=fused.device)
-        pairs = [layer.self_attn.keys_values(fused, positions, self.rope) for layer in self.stack]
+        pairs = [layer.self_attn.keys_values(fused, positions, rope=self.rope) for layer in self.stack]
         return Context(
             tuple(keys.transpose(0, 1) for keys, _ in pairs),
             tuple(values.transpose(0, 1) for _, values in pairs),
