@@ -1,6 +1,6 @@
 """Makes a checkpoint small enough to ship: bfloat16 weights, no optimizer, the rest as it was.
 
-    python demo/ship.py TRAINING/step_N demo/drafter
+Usage: `python demo/ship.py TRAINING/step_N demo/drafter`.
 """
 
 from __future__ import annotations

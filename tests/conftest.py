@@ -1,7 +1,6 @@
 """What every test stands on: checked tensor shapes, a home of its own, no network, and the real target."""
 
 import ipaddress
-import json
 import os
 import shutil
 import socket
@@ -10,11 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-# HOOK import jaxtyping
+import jaxtyping
 import pytest
 
 # Before anything imports draftgauge: from here on every annotated shape and type is checked at each call.
-# HOOK jaxtyping.install_import_hook("draftgauge", "beartype.beartype")
+jaxtyping.install_import_hook("draftgauge", "beartype.beartype")
 
 ROOT = Path(__file__).parents[1]
 SMOLLM = ROOT / ".cache" / "SmolLM2-135M-Instruct"
@@ -72,24 +71,11 @@ def no_network() -> Iterator[None]:
 
 @pytest.fixture
 def tiny_target(tmp_path: Path) -> Callable[..., Path]:
-    """Makes a Hugging Face directory of a golden target by its name; `config` adds to its config.json."""
-    models = Path(__file__).parent / "golden_models"
-    classes = {"qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
+    """Makes a Hugging Face directory of a golden target by its name; more as for `tiny.target_dir`."""
+    from tests.tiny import target_dir  # not above: it imports draftgauge, which has to wait for the hook
 
-    def make(name: str, *, folder: str = "target", stops: tuple[int, ...] = (), **config: Any) -> Path:
-        golden = json.loads((models / f"{name}.json").read_text())
-        path = tmp_path / folder
-        path.mkdir()
-        described = {
-            "model_type": golden["kind"],
-            "architectures": [classes[golden["kind"]]],
-            "dtype": "float32",
-        }
-        (path / "config.json").write_text(json.dumps(described | golden["config"] | config))
-        if stops:
-            (path / "generation_config.json").write_text(json.dumps({"eos_token_id": list(stops)}))
-        shutil.copyfile(models / f"{name}.safetensors", path / "model.safetensors")
-        return path
+    def make(name: str, *, folder: str = "target", **said: Any) -> Path:
+        return target_dir(tmp_path / folder, name, **said)
 
     return make
 

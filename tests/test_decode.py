@@ -223,11 +223,14 @@ def test_every_position_passes_through_the_target_once_per_round_that_drafts_it(
     assert rows == [len(case["prompt_ids"])] + [1 + 4] * len(decoded.rounds)
 
 
-@dataclasses.dataclass(frozen=True)
-class FixedDrafter:
-    """Drafts the same scores [D, V] at every anchor."""
+FIRST_ROUND = {**E2E["draftA8_P5"], "max_new_tokens": 4}
 
-    scores: torch.Tensor
+
+@dataclasses.dataclass(frozen=True)
+class ScriptedDrafter:
+    """Drafts the scores [D, V] that its script has for the anchor."""
+
+    script: Callable[[int], torch.Tensor]
     wiring: Wiring
     ends: Ends
 
@@ -243,18 +246,50 @@ class FixedDrafter:
         anchor_tokens: torch.Tensor,
         starts: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        return self.scores[None]
+        return self.script(int(anchors[0]))[None]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden
 
 
-def fixed(*probabilities: dict[int, float]) -> FixedDrafter:
+def scores_of(*probabilities: dict[int, float]) -> torch.Tensor:
     scores = torch.full((len(probabilities), 256), -100.0)
     for row, entries in zip(scores, probabilities, strict=True):
         row[list(entries)] = torch.tensor(list(entries.values())).log()
-    wiring = dataclasses.replace(wiring_of("draftA8"), block_size=len(scores) + 1)
-    return FixedDrafter(scores, wiring, drafter_of("draftA8").ends)
+    return scores
+
+
+def scripted(script: Callable[[int], torch.Tensor], *, depth: int) -> ScriptedDrafter:
+    wiring = dataclasses.replace(wiring_of("draftA8"), block_size=depth + 1)
+    return ScriptedDrafter(script, wiring, drafter_of("draftA8").ends)
+
+
+def fixed(*probabilities: dict[int, float]) -> ScriptedDrafter:
+    return scripted(lambda _: scores_of(*probabilities), depth=len(probabilities))
+
+
+@pytest.mark.parametrize(
+    ("policy", "max_new_tokens", "rounds"),
+    [
+        ("chain", 17, [(7, 8), (7, 8)]),
+        ("chain", 16, [(7, 8), (7, 7)]),
+        ("chain", 21, [(7, 8), (7, 8), (4, 4)]),
+        ("chain2", 9, [(2, 3), (2, 3), (2, 2)]),
+        ("ddtree3", 9, [(3, 4), (3, 4)]),
+        ("ddtree30", 17, [(7, 8), (7, 8)]),
+    ],
+)
+def test_a_drafter_that_is_always_right(
+    target_of: TargetOf, policy: str, max_new_tokens: int, rounds: list[tuple[int, int]]
+) -> None:
+    case = {**E2E["draftA8_P5"], "max_new_tokens": max_new_tokens}
+    reference = [*case["target_greedy_ids"], *range(7)]
+    oracle = scripted(
+        lambda anchor: scores_of(*({t: 0.9, 0: 0.1} for t in reference[anchor + 1 :][:7])), depth=7
+    )
+    decoded = run(target_of, case, policy, oracle)
+    assert taken(decoded) == rounds
+    assert decoded.tokens == reference[: 5 + max_new_tokens]
 
 
 @pytest.mark.parametrize(
@@ -275,25 +310,25 @@ def test_draft_gap_is_the_closest_decision(
     target_of: TargetOf, policy: str, accepted: int, odds: float
 ) -> None:
     drafter = fixed({195: 0.6, 7: 0.4}, {9: 0.7, 95: 0.3})
-    first = run(target_of, E2E["draftA8_P5"], policy, drafter).rounds[0]
+    first = run(target_of, FIRST_ROUND, policy, drafter).rounds[0]
     assert (first.anchor, first.accepted, first.committed) == (5, accepted, accepted + 1)
     assert first.draft_gap == pytest.approx(math.log(odds), abs=1e-5)
 
 
 def test_draft_gap_of_what_was_narrowly_missed(target_of: TargetOf) -> None:
     drafter = fixed({195: 0.9, 7: 0.1}, {9: 0.51, 95: 0.49})
-    first = run(target_of, E2E["draftA8_P5"], "chain", drafter).rounds[0]
+    first = run(target_of, FIRST_ROUND, "chain", drafter).rounds[0]
     assert first.draft_gap == pytest.approx(math.log(0.51 / 0.49), abs=1e-5)
-    assert run(target_of, E2E["draftA8_P5"], "chain1", drafter).rounds[0].draft_gap == pytest.approx(
+    assert run(target_of, FIRST_ROUND, "chain1", drafter).rounds[0].draft_gap == pytest.approx(
         math.log(9), abs=1e-5
     )
 
 
 def test_equal_scores_are_drafted_by_token_id(target_of: TargetOf) -> None:
     drafter = fixed({200: 0.25, 9: 0.25, 120: 0.25, 31: 0.25})
-    first = run(target_of, E2E["draftA8_P5"], "ddtree3", drafter).rounds[0]
+    first = run(target_of, FIRST_ROUND, "ddtree3", drafter).rounds[0]
     assert first.nodes.tokens == (9, 31, 120)
-    assert run(target_of, E2E["draftA8_P5"], "chain", drafter).rounds[0].nodes.tokens == (9,)
+    assert run(target_of, FIRST_ROUND, "chain", drafter).rounds[0].nodes.tokens == (9,)
 
 
 @pytest.mark.parametrize("policy", ["chain", "ddtree16"])

@@ -21,7 +21,7 @@ from typing import Any
 
 import click
 
-from draftgauge.errors import DraftgaugeError, InputError, WiringError
+from draftgauge.errors import DraftgaugeError, IncompleteError, InputError, WiringError
 
 _EXIT_CODES = """\b
 Exit codes: 0 ok, 1 something given is wrong (the message says what), 2 wrong
@@ -43,21 +43,33 @@ _recordings_root = click.option(
 )
 
 
-class _Numbers(click.ParamType[tuple[int, ...]]):
-    """Whole numbers separated by commas, as in `1,10,19,27`."""
+def _numbers(text: str, *, least: int = 1) -> tuple[int, ...]:
+    """Whole numbers separated by commas, as in `4,8,16`; none for an empty text."""
+    try:
+        numbers = tuple(int(part) for part in text.split(",")) if text else ()
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a list of whole numbers like 4,8,16") from None
+    if any(number < least for number in numbers):
+        raise click.BadParameter(f"{text!r} holds a number below {least}")
+    return numbers
 
-    name = "N,N,..."
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
-        """The numbers as a tuple."""
-        if isinstance(value, tuple):
-            return value
-        try:
-            return tuple(int(part) for part in value.split(",") if part)
-        except ValueError:
-            self.fail(f"{value!r} is not a list of whole numbers like 4,8,16", param, ctx)
+def _taps(text: str) -> tuple[int, ...]:
+    """Layer outputs counted from 0; -1 is the embedding."""
+    return _numbers(text, least=-1)
+
+
+def _count(text: str) -> int:
+    """A whole number from 1 on."""
+    try:
+        (number,) = _numbers(str(text))
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a whole number") from None
+    return number
+
+
+_counted = functools.partial(click.option, type=_count, metavar="N")
+_listed = functools.partial(click.option, type=_numbers, metavar="N,N,...")
 
 
 def _wiring_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -69,13 +81,9 @@ def _wiring_options(command: Callable[..., None]) -> Callable[..., None]:
         type=click.Path(dir_okay=False, path_type=Path),
         help="TOML file with wiring fields that the checkpoint does not say.",
     )
-    @click.option("--taps", type=_Numbers(), help="Target layers that the drafter reads, counted from 0.")
+    @_listed("--taps", type=_taps, help="Target layers that the drafter reads, counted from 0.")
     @click.option("--mask-token-id", type=int, help="Token id of the mask rows.")
-    @click.option(
-        "--block-size",
-        type=int,
-        help="Block size to use. Differs it from the trained one, the result carries a caveat.",
-    )
+    @_counted("--block-size", help="Block size to use. If another was trained, the result carries a caveat.")
     @click.option("--state-dict", help="Which weights in a .pt that holds several, by dotted path.")
     @functools.wraps(command)
     def wrapped(
@@ -88,11 +96,14 @@ def _wiring_options(command: Callable[..., None]) -> Callable[..., None]:
     ) -> None:
         from draftgauge.stated import Stated
 
-        fields: dict[str, Any] = {} if wiring_file is None else _read_toml(wiring_file)
-        options = {"taps": None if taps is None else list(taps), "mask_token_id": mask_token_id}
-        fields |= {name: value for name, value in options.items() if value is not None}
-        source = "command line" if wiring_file is None else f"--wiring {wiring_file.name}"
-        command(*args, stated=Stated(fields, source, block_size), **rest)
+        options = {"taps": taps, "mask_token_id": mask_token_id}
+        stated = Stated(
+            wiring={} if wiring_file is None else _read_toml(wiring_file),
+            source="command line" if wiring_file is None else f"--wiring {wiring_file.name}",
+            options={name: value for name, value in options.items() if value is not None},
+            block_size=block_size,
+        )
+        command(*args, stated=stated, **rest)
 
     return wrapped
 
@@ -133,7 +144,8 @@ def inspect(checkpoint: Path, stated: Any, state_dict: str | None, as_json: bool
     """Open a drafter file and say what it holds and how it is wired.
 
     Never runs code from the file, never reads the optimizer, verifies the
-    stored checksums. What the file does not say is listed, not guessed.
+    stored checksums. What the file does not say is asked for, not guessed.
+    Exit code 0 says that `eval` would take it.
 
     \b
     Example:
@@ -141,7 +153,7 @@ def inspect(checkpoint: Path, stated: Any, state_dict: str | None, as_json: bool
     """
     from draftgauge.inspection import inspect_checkpoint
 
-    value = inspect_checkpoint(checkpoint, stated, state_dict=state_dict)
+    value = inspect_checkpoint(checkpoint, stated, state_dict=state_dict, progress=_bar())
     if as_json:
         _print_json(value)
     else:
@@ -150,6 +162,8 @@ def inspect(checkpoint: Path, stated: Any, state_dict: str | None, as_json: bool
         click.echo(checkpoint_report(value))
     if value["problems"]:
         raise InputError(f"{checkpoint} cannot be evaluated as it is: see the problems above")
+    if value["wiring"] is None:
+        raise InputError(f"{checkpoint} cannot be evaluated yet: state the wiring as asked above")
 
 
 @cli.command(epilog=_EXIT_CODES)
@@ -160,14 +174,14 @@ def inspect(checkpoint: Path, stated: Any, state_dict: str | None, as_json: bool
 @click.option(
     "--checkpoint", type=click.Path(path_type=Path), help="Record the taps that this drafter reads."
 )
-@click.option("--max-new-tokens", type=int, default=256, show_default=True, help="Longest completion.")
+@_counted("--max-new-tokens", default=256, show_default=True, help="Longest completion.")
 @click.option(
     "--template", default="chat", show_default=True, help="chat, chat-thinking, chat-no-thinking, raw."
 )
 @click.option("--dtype", help="Compute and storage dtype; the target's own if not given.")
-@click.option("--num-prompts", type=int, help="Only the first so many prompts.")
+@_counted("--num-prompts", help="Only the first so many prompts.")
 @click.option("--portable", is_flag=True, help="Keep the target's head and embedding inside the recording.")
-@click.option("--batch-size", type=int, default=16, show_default=True, help="Prompts generated at a time.")
+@_counted("--batch-size", default=16, show_default=True, help="Prompts generated at a time.")
 @_recordings_root
 @_wiring_options
 @_as_json
@@ -199,7 +213,7 @@ def record(
     from draftgauge.record import Request, record
     from draftgauge.report.terminal import recording_report
 
-    taps = stated.wiring.get("taps")
+    taps = {**stated.wiring, **stated.options}.get("taps")
     if checkpoint is not None:
         from draftgauge.checkpoint import open_checkpoint
         from draftgauge.stated import wiring_of
@@ -216,23 +230,19 @@ def record(
     else:
         click.echo(recording_report(recording))
     if recording.failed:
-        sys.exit(4)
+        asked = len(recording.failed) + len(recording.items)
+        raise IncompleteError(
+            f"{len(recording.failed)} of {asked} prompts could not be recorded, for the reasons above; mend them "
+            "and record again, or evaluate with the others"
+        )
 
 
 @cli.command("eval", epilog=_EXIT_CODES)
 @click.argument("checkpoint", type=click.Path(path_type=Path))
 @click.option("--recording", required=True, type=_FOLDER, help="The recording to replay against.")
-@click.option(
-    "--budgets",
-    type=_Numbers(),
-    default="4,8,16,32,64",
-    show_default=True,
-    help="DDTree budgets, up to 1024.",
-)
-@click.option(
-    "--chain-lengths", type=_Numbers(), default="", help="Also verify only the first n draft tokens."
-)
-@click.option("--coverage", type=_Numbers(), default="", help="Coverage widths besides 4 and 8.")
+@_listed("--budgets", default="4,8,16,32,64", show_default=True, help="DDTree budgets, up to 1024.")
+@_listed("--chain-lengths", default="", help="Also verify only the first n draft tokens.")
+@_listed("--coverage", default="", help="Coverage widths besides 4 and 8.")
 @click.option(
     "--anchors",
     type=click.Choice(["all", "walk"]),
@@ -240,9 +250,15 @@ def record(
     show_default=True,
     help="Draft everywhere, or only where the policies' walks go.",
 )
-@click.option("--num-prompts", type=int, help="Only the first so many prompts.")
-@click.option("--max-blocks", type=int, help="Only the first so many anchors of each completion.")
-@click.option("--dtype", default="float32", show_default=True, help="Compute in float32 or bfloat16.")
+@_counted("--num-prompts", help="Only the first so many prompts.")
+@_counted("--max-blocks", help="Only the first so many anchors of each completion.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16"]),
+    default="float32",
+    show_default=True,
+    help="What to compute in.",
+)
 @click.option("--name", help="The run's name; made of checkpoint and plan if not given.")
 @_runs_root
 @_wiring_options
@@ -289,15 +305,13 @@ def eval_(
 @cli.command(epilog=_EXIT_CODES)
 @click.option("--recording", required=True, type=_FOLDER, help="The recording to train on.")
 @click.option("--out", required=True, type=_FOLDER, help="Folder of this training run; repeat to resume.")
-@click.option("--steps", type=int, required=True, help="Steps in all.")
-@click.option("--save-steps", type=_Numbers(), default="", help="Steps to save at, besides the last.")
-@click.option("--layers", "num_layers", type=int, default=2, show_default=True, help="Draft layers.")
-@click.option("--block-size", type=int, default=8, show_default=True, help="Rows of a block.")
+@_counted("--steps", required=True, help="Steps in all.")
+@_listed("--save-steps", default="", help="Steps to save at, besides the last.")
+@_counted("--layers", "num_layers", default=2, show_default=True, help="Draft layers.")
+@_counted("--block-size", default=8, show_default=True, help="Rows of a block.")
 @click.option("--mask-token-id", type=int, required=True, help="Token id of the mask rows.")
-@click.option("--sequences", type=int, default=4, show_default=True, help="Sequences per step.")
-@click.option(
-    "--anchors", "anchors_per_sequence", type=int, default=16, show_default=True, help="Anchors per sequence."
-)
+@_counted("--sequences", default=4, show_default=True, help="Sequences per step.")
+@_counted("--anchors", "anchors_per_sequence", default=16, show_default=True, help="Anchors per sequence.")
 @click.option("--learning-rate", type=float, default=1e-3, show_default=True, help="At the cosine's top.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of every random choice.")
 @click.option("--autocast", is_flag=True, help="Compute in bfloat16, keep weights in float32.")
@@ -428,41 +442,37 @@ def _bar() -> Any:
 def main() -> None:
     """The entry point: maps every error to its exit code."""
     try:
-        cli.main(standalone_mode=False)
-        code = 0
-    except click.exceptions.Exit as exc:
-        code = exc.exit_code
+        code = cli.main(standalone_mode=False) or 0
     except click.ClickException as exc:
         exc.show()
-        code = 2
+        code = exc.exit_code
     except DraftgaugeError as exc:
         click.echo(f"error: {exc}", err=True)
         code = exc.exit_code
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
         code = 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
-    except Exception:  # everything else is ours: keep what is needed to mend it
-        click.echo(f"internal error, please report it with the log {_write_log()}", err=True)
+    except Exception as exc:  # everything else is ours: keep what is needed to mend it
+        click.echo(f"internal error ({type(exc).__name__}), please report it with {_write_log()}", err=True)
         code = 3
     sys.exit(code)
 
 
-def _write_log() -> Path:
-    """Writes versions, arguments and the traceback; returns where."""
-    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "draftgauge"
-    state.mkdir(parents=True, exist_ok=True)
-    path = state / f"error-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+def _write_log() -> str:
+    """Writes versions, arguments and the traceback; returns where, or the text where it cannot be written."""
     packages = ("draftgauge", "torch", "transformers", "numpy", "numba")
-    versions = {name: _version_of(name) for name in packages}
-    path.write_text(
+    text = (
         f"argv: {sys.argv}\npython: {platform.python_version()} on {platform.platform()}\n"
-        f"versions: {versions}\n\n{traceback.format_exc()}",
-        encoding="utf-8",
+        f"versions: { ({name: _version_of(name) for name in packages}) }\n\n{traceback.format_exc()}"
     )
-    return path
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "draftgauge"
+    path = state / f"error-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+    try:
+        state.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError:
+        return f"this:\n{text}"
+    return f"the log {path}"
 
 
 def _version_of(package: str) -> str | None:

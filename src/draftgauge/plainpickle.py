@@ -10,7 +10,7 @@ Source: CPython, Lib/pickletools.py, the descriptions of the instructions.
 """
 
 import pickletools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, no_type_check
 

@@ -23,6 +23,7 @@ from draftgauge.acceptance import NO_REFERENCE, UNREACHABLE
 from draftgauge.drafters import Context, Drafter
 from draftgauge.errors import CheckpointError, RecordingError
 from draftgauge.features import Recorded
+from draftgauge.ranking import rank_rows
 from draftgauge.tree import reference_order
 
 #: How many of the drafter's choices are kept per anchor and depth.
@@ -217,10 +218,8 @@ def _rank(
     count, depth = references.shape
     rows, wanted = hidden.flatten(0, 1), references.flatten()
     size = max(1, _LOGIT_BYTES // (4 * len(drafter.ends.head)))
-    # One more than the list, to see whether its last choice ties with one that is left out.
-    width = max(budget, TOP_LIST + 1)
     parts = [
-        _rank_rows(drafter, some, reference, width=width)
+        _rank_rows(drafter, some, reference, width=max(budget, TOP_LIST))
         for some, reference in zip(rows.split(size), wanted.split(size), strict=True)
     ]
     ranks, log_probs, top_ids, best = (np.concatenate(list(arrays)) for arrays in zip(*parts, strict=True))
@@ -249,58 +248,30 @@ def _rank_rows(
     Returns arrays [R], [R], [R, min(TOP_LIST, V)] and [R, min(width, V)].
     """
     logits = drafter.logits(hidden).float()
-    sound = logits.isfinite().all(dim=1)
-    if not bool(sound.all()):
+    ids = drafter.ends.target_ids
+    entries, reachable = _entries(references, ids, vocabulary=logits.shape[1])
+    found = rank_rows(logits.numpy(), entries.numpy(), width=width)
+    if not found.finite.all():
         raise CheckpointError(
-            f"the drafter's output is not finite in {int((~sound).sum())} of {len(sound)} rows "
+            f"the drafter's output is not finite in {int((~found.finite).sum())} of {len(found.finite)} rows "
             f"({hidden.dtype}); try --dtype float32, then check the checkpoint"
         )
     norm = logits.logsumexp(dim=1)
-    ids = drafter.ends.target_ids
-    entry, reachable = _entries(references, ids, vocabulary=logits.shape[1])
-    own = logits.gather(1, entry[:, None])
-    ranks = (logits > own).sum(dim=1)
-    equal = (logits == own).sum(dim=1)
-    for row in (equal > 1).nonzero()[:, 0].tolist():
-        tied = (logits[row] == own[row]).nonzero()[:, 0]
-        ranks[row] += int((_target_id(tied, ids) < references[row]).sum())
-    ranks[~reachable] = int(UNREACHABLE)
-    ranks[references < 0] = int(NO_REFERENCE)
-    log_probs = torch.where(reachable & (references >= 0), own[:, 0] - norm, torch.nan)
-    best = logits.topk(min(width, logits.shape[1]), dim=1)
+    reachable &= references >= 0
+    own = logits.gather(1, entries[:, None])[:, 0]
+    ranks = np.where(reachable.numpy(), found.ranks, UNREACHABLE)
+    first = torch.from_numpy(found.top_entries[:, :TOP_LIST]).long()
     return (
-        ranks.numpy().astype(np.int32),
-        log_probs.numpy(),
-        _first_choices(logits, best.values, best.indices, ids).numpy().astype(np.int32),
-        (best.values - norm[:, None]).numpy(),
+        np.where(references.numpy() < 0, NO_REFERENCE, ranks).astype(np.int32),
+        torch.where(reachable, own - norm, torch.nan).numpy(),
+        (first if ids is None else ids[first]).numpy().astype(np.int32),
+        found.top_logits - norm.numpy()[:, None],
     )
 
 
 def _entries(references: Int[Tensor, " R"], ids: Tensor | None, *, vocabulary: int) -> tuple[Tensor, Tensor]:
-    """Where each reference stands in the head's vocabulary, and whether it does."""
+    """Where each reference stands in the head's vocabulary (ids ascend), and whether it does."""
     if ids is None:
         return references.clamp(min=0, max=vocabulary - 1), references < vocabulary
-    by_id = ids.argsort()
-    place = torch.searchsorted(ids[by_id], references).clamp(max=len(ids) - 1)
-    entry = by_id[place]
-    return entry, ids[entry] == references
-
-
-def _target_id(entries: Tensor, ids: Tensor | None) -> Tensor:
-    return entries if ids is None else ids[entries]
-
-
-def _first_choices(
-    logits: Float[Tensor, "R V"], values: Tensor, entries: Tensor, ids: Tensor | None
-) -> Int[Tensor, "R K"]:
-    """Target ids of the first choices; equal logits by id, whatever the top-k routine returns."""
-    count = min(TOP_LIST, logits.shape[1])
-    first = _target_id(entries[:, :count], ids).clone()
-    edge = values[:, : count + 1]
-    for row in (edge[:, 1:] == edge[:, :-1]).any(dim=1).nonzero()[:, 0].tolist():
-        among = (logits[row] >= values[row, count - 1]).nonzero()[:, 0]
-        names, scores = _target_id(among, ids), logits[row, among]
-        by_id = names.argsort()
-        by_score = scores[by_id].argsort(descending=True, stable=True)
-        first[row] = names[by_id][by_score][:count]
-    return first
+    entries = torch.searchsorted(ids, references).clamp(max=len(ids) - 1)
+    return entries, ids[entries] == references

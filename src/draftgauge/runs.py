@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -110,7 +110,7 @@ class BlockWriter:
             self._writer = pq.ParquetWriter(self._path, table.schema, compression="zstd")
         self._writer.write_table(table)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> BlockWriter:
         return self
 
     def __exit__(self, *_: object) -> None:

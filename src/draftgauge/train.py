@@ -3,15 +3,16 @@
 Each step samples sequences and anchors in their completions, drafts one block per anchor exactly as replay
 does, and lowers the cross-entropy of the reference tokens, deeper ones weighing less. The draft layers start
 from the target's last layers and the output norm from the target's, since both learn to feed the same head.
-Every random choice follows from the seed and the step, so a resumed run takes the same steps.
+Every random choice follows from the seed and the step, so a resumed run takes the same steps. Knows nothing
+of how the drafter is measured.
 
     OUT/train.json              what is trained and on what
-    OUT/train.jsonl             one line per logged step: step, loss, learning rate, tokens per second
+    OUT/train.jsonl             one line in 50 steps: step, loss (their mean), learning rate, tokens per second
     OUT/step_N/checkpoint.pt    model_state_dict, optimizer_state_dict, step, config
 
 Source: DFlash (z-lab, 2026) for the objective; AdamW (Loshchilov and Hutter, 2019).
 
-Letters: A anchors, D depth, S entries of the trained vocabulary, T positions, F features.
+Letters: A anchors, D depth, S entries of the trained vocabulary, V of the target's, T positions, F features.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,17 +34,27 @@ from torch.nn import functional as F
 from draftgauge.configs import OWN_KEY
 from draftgauge.drafters import as_torch
 from draftgauge.drafters.dflash import Context, DFlash, Ends
-from draftgauge.errors import RecordingError, RunError, TargetError
+from draftgauge.errors import InputError, RecordingError, RunError, TargetError
 from draftgauge.progress import Progress, silent
-from draftgauge.recording import Item, Recording
-from draftgauge.store import locked, publish_directory, write_json
+from draftgauge.recording import ENDS, Item, Recording, TargetRecord
+from draftgauge.store import PARTIAL, locked, publish_directory, write_json
 from draftgauge.tensorfile import StoredTensor, read_safetensors
 from draftgauge.wiring import LayerAttention, Wiring, validate
+
+_LOG = "train.jsonl"
+_LOGGED_STEPS = 50
 
 
 @dataclass(frozen=True)
 class TrainPlan:
-    """Everything that decides the weights that come out. Units: anchors and sequences per step."""
+    """Everything that decides the weights that come out, beside the recording.
+
+    `sequences` are drawn in each step, and up to `anchors_per_sequence` anchors in each; `warmup` is a share of
+    the steps; depth d weighs exp(-(d - 1) / `depth_decay`); `autocast` computes in bfloat16.
+
+    Raises:
+        InputError: Nothing can be trained with these numbers.
+    """
 
     steps: int
     save_steps: tuple[int, ...]
@@ -60,20 +71,34 @@ class TrainPlan:
     seed: int = 0
     autocast: bool = False
 
+    def __post_init__(self) -> None:
+        counts = ("steps", "num_layers", "sequences", "anchors_per_sequence")
+        small = [f"{name} {getattr(self, name)}" for name in counts if getattr(self, name) < 1]
+        if small:
+            raise InputError(f"{', '.join(small)}: expected 1 or more")
+        rates = ("learning_rate", "depth_decay", "max_grad_norm")
+        wrong = [f"{name} {getattr(self, name):g}" for name in rates if not getattr(self, name) > 0]
+        if wrong:
+            raise InputError(f"{', '.join(wrong)}: expected more than 0")
+        outside = [step for step in self.save_steps if not 1 <= step <= self.steps]
+        if outside:
+            raise InputError(f"--save-steps {outside} lie outside of the steps 1 to {self.steps}")
+
 
 @dataclass(frozen=True)
 class Batch:
-    """Sequences joined one after the other: `features` [T, F], and the anchors drafted in this step.
+    """Sequences joined one after the other, and the anchors drafted in this step.
 
-    `references` [A, D] are indices into the trained vocabulary, -1 where there is no reference token.
+    `bounds` say where each sequence begins and ends, `starts` where each anchor's does; `anchors` count from
+    there. `references` are indices into the trained vocabulary, -1 where there is no reference token.
     """
 
-    features: Tensor
+    features: Float[Tensor, "T F"]
     bounds: tuple[tuple[int, int], ...]
-    anchors: Tensor
-    anchor_tokens: Tensor
-    starts: Tensor
-    references: Tensor
+    anchors: Int[Tensor, " A"]
+    anchor_tokens: Int[Tensor, " A"]
+    starts: Int[Tensor, " A"]
+    references: Int[Tensor, "A D"]
 
 
 def train(recording: Recording, plan: TrainPlan, *, out: Path, progress: Progress = silent) -> Path:
@@ -83,24 +108,24 @@ def train(recording: Recording, plan: TrainPlan, *, out: Path, progress: Progres
         The folder of the last checkpoint.
 
     Raises:
-        RunError: `out` holds another run.
-        RecordingError: The recording has no anchors to train on.
+        RunError: `out` holds another run, or the loss is not finite.
+        RecordingError: The recording has no anchors to train on, or the target's ends changed since.
         TargetError: The recorded target's config or weights are not at hand.
+        WiringError: No drafter has that shape.
     """
+    wiring = drafter_wiring(recording, plan)
+    items = [item for item in recording.items if item.completion_len >= 2]
+    if not items:
+        raise RecordingError(f"{recording.path} has no completion of two tokens or more to train on")
     with locked(out):
-        wiring = drafter_wiring(recording, plan)
         _claim(out, recording, plan, wiring)
-        names = trained_vocabulary(recording)
-        drafter = _drafter(recording, wiring, names)
+        drafter = _drafter(recording, wiring, seed=plan.seed)
         optimizer = torch.optim.AdamW(
             drafter.parameters(), lr=plan.learning_rate, weight_decay=plan.weight_decay, betas=(0.9, 0.95)
         )
         first = _resume(out, drafter, optimizer, plan)
-        items = [item for item in recording.items if item.completion_len >= 2]
-        if not items:
-            raise RecordingError(f"{recording.path} has no completion of two tokens or more to train on")
         steps = progress(range(first, plan.steps), label="train", total=plan.steps - first, unit="step")
-        _log(out, _steps(drafter, optimizer, recording, items, names, plan, steps), plan, drafter, optimizer)
+        _log(out, _steps(drafter, optimizer, recording, items, plan, steps), plan, drafter, optimizer)
     return out / f"step_{plan.steps}"
 
 
@@ -108,29 +133,40 @@ def drafter_wiring(recording: Recording, plan: TrainPlan) -> Wiring:
     """The wiring of a drafter with the target's own shape, reading the recording's taps.
 
     Raises:
-        TargetError: The target's config.json is not where it was recorded.
+        TargetError: The target's config.json is not where it was recorded, or does not say a size.
+        InputError: The plan asks for a mask token or layers that the target does not have.
+        WiringError: No drafter has that shape.
     """
-    config = _target_config(recording)
+    target = recording.target
+    if not 0 <= plan.mask_token_id < target.vocab_size:
+        raise InputError(
+            f"--mask-token-id {plan.mask_token_id} is outside of the target's {target.vocab_size} tokens"
+        )
+    if plan.num_layers > target.num_layers:
+        raise InputError(
+            f"{plan.num_layers} draft layers cannot start from the {target.num_layers} layers of the target; "
+            "ask for fewer --layers"
+        )
+    config = _target_config(target)
     heads = int(config["num_attention_heads"])
-    head_dim = int(config.get("head_dim") or recording.target.hidden_size // heads)
-    rope = config.get("rope_parameters") or {}
+    head_dim = int(config.get("head_dim") or target.hidden_size // heads)
     return validate(
         Wiring(
             taps=recording.plan.taps,
             block_size=plan.block_size,
-            hidden_size=recording.target.hidden_size,
+            hidden_size=target.hidden_size,
             intermediate_size=int(config["intermediate_size"]),
             num_layers=plan.num_layers,
             num_heads=heads,
             num_kv_heads=int(config["num_key_value_heads"]),
             head_dim=head_dim,
-            rms_norm_eps=recording.target.norm_eps,
-            rope_theta=float(rope.get("rope_theta") or config["rope_theta"]),
+            rms_norm_eps=target.norm_eps,
+            rope_theta=float(config["rope_theta"]),
             rope_dims=head_dim,
             attention=(LayerAttention(),) * plan.num_layers,
             mask_token_id=plan.mask_token_id,
-            vocab_size=recording.target.vocab_size,
-            num_target_layers=recording.target.num_layers,
+            vocab_size=target.vocab_size,
+            num_target_layers=target.num_layers,
             tap_after_final_norm=False,
         )
     )
@@ -171,7 +207,7 @@ def sample_batch(
 ) -> Batch:
     """The sequences and anchors of one step; the same for the same seed and step.
 
-    `places` maps a token id to its index in the trained vocabulary.
+    `places` maps a token id to its index in the trained vocabulary, -1 where it is not in it.
     """
     generator = torch.Generator().manual_seed(plan.seed * 1_000_003 + step)
     chosen = torch.randint(len(items), (plan.sequences,), generator=generator).tolist()
@@ -199,11 +235,11 @@ def _steps(
     optimizer: torch.optim.Optimizer,
     recording: Recording,
     items: Sequence[Item],
-    names: Tensor,
     plan: TrainPlan,
-    steps: Any,
+    steps: Iterable[int],
 ) -> Iterator[tuple[int, float, int]]:
     """Takes the steps; yields the number of steps done, the loss, and the tokens it was computed over."""
+    names = trained_vocabulary(recording)
     places = torch.full((recording.target.vocab_size,), -1)
     places[names] = torch.arange(len(names))
     head = drafter.ends.head[names]
@@ -218,7 +254,9 @@ def _steps(
             )
             loss = block_loss(F.linear(hidden, head), batch.references, depth_decay=plan.depth_decay)
         if not bool(loss.isfinite()):
-            raise RunError(f"the loss is not finite at step {step}; lower the learning rate")
+            raise RunError(
+                f"the loss is not finite at step {step}; try a lower --learning-rate and another --out"
+            )
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(drafter.parameters(), plan.max_grad_norm)
@@ -247,11 +285,11 @@ def _log(
     """Writes the log, and a checkpoint at every step that is to be saved."""
     window: list[float] = []
     tokens, since = 0, time.perf_counter()
-    with (out / "train.jsonl").open("a", encoding="utf-8") as log:
+    with (out / _LOG).open("a", encoding="utf-8") as log:
         for done, loss, count in steps:
             window.append(loss)
             tokens += count
-            if done % 50 == 0 or done == plan.steps:
+            if done % _LOGGED_STEPS == 0 or done == plan.steps:
                 seconds = time.perf_counter() - since
                 line = {
                     "step": done,
@@ -273,72 +311,109 @@ def _save(out: Path, drafter: DFlash, optimizer: torch.optim.Optimizer, step: in
         "step": step,
         "config": {OWN_KEY: drafter.wiring.as_dict()},
     }
-    if (out / f"step_{step}").exists():
-        return
     with publish_directory(out / f"step_{step}") as partial:
         torch.save(value, partial / "checkpoint.pt")
 
 
 def _claim(out: Path, recording: Recording, plan: TrainPlan, wiring: Wiring) -> None:
     """Makes `out` this run's folder, or makes sure that it is."""
-    mine = {
+    asked = {
         "plan": dataclasses.asdict(plan),
         "recording": recording.digest,
         "wiring": wiring.as_dict(),
     }
-    mine = json.loads(json.dumps(mine))
+    mine: dict[str, Any] = json.loads(json.dumps(asked))
     claim = out / "train.json"
     if not claim.exists():
         write_json(claim, mine)
         return
     theirs = json.loads(claim.read_text(encoding="utf-8"))
     if theirs != mine:
-        differing = [key for key in mine if theirs.get(key) != mine[key]]
+        ours, others = _flat(mine), _flat(theirs)
+        names = [name for name in ours | others if ours.get(name) != others.get(name)]
+        differing = [f"{name} is {others.get(name)}, not {ours.get(name)}" for name in names]
         raise RunError(
-            f"{out} holds another training run (its {', '.join(differing)} differ); choose another --out"
+            f"{out} holds another training run ({'; '.join(differing)}); repeat its command, or choose another "
+            "--out"
         )
 
 
+def _flat(claim: Mapping[str, Any]) -> dict[str, Any]:
+    """A claim's fields by dotted name."""
+    plan, wiring = claim["plan"], claim["wiring"]
+    return {"recording": claim["recording"], **plan, **{f"wiring.{name}": wiring[name] for name in wiring}}
+
+
 def _resume(out: Path, drafter: DFlash, optimizer: torch.optim.Optimizer, plan: TrainPlan) -> int:
-    """Loads the last checkpoint that this run saved; returns the steps done."""
-    done = [
-        step for step in (*plan.save_steps, plan.steps) if (out / f"step_{step}" / "checkpoint.pt").exists()
-    ]
-    if not done:
-        return 0
-    value = torch.load(out / f"step_{max(done)}" / "checkpoint.pt", weights_only=True)
-    drafter.load_state_dict(value["model_state_dict"])
-    optimizer.load_state_dict(value["optimizer_state_dict"])
-    return int(value["step"])
+    """Loads the last checkpoint that this run saved, and cuts the log there; returns the steps done."""
+    saved = [step for step in (*plan.save_steps, plan.steps) if (out / f"step_{step}").exists()]
+    first = max(saved, default=0)
+    if first:
+        value = torch.load(out / f"step_{first}" / "checkpoint.pt", weights_only=True)
+        drafter.load_state_dict(value["model_state_dict"])
+        optimizer.load_state_dict(value["optimizer_state_dict"])
+    log = out / _LOG
+    if log.exists():
+        # A process that was killed logged steps that are taken again now, and perhaps half a line.
+        lines = log.read_text(encoding="utf-8").splitlines(keepends=True)
+        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= first]
+        partial = out / f"{PARTIAL}{_LOG}"
+        partial.write_text("".join(kept), encoding="utf-8")
+        partial.replace(log)
+    return first
 
 
-def _drafter(recording: Recording, wiring: Wiring, names: Tensor) -> DFlash:
+def _drafter(recording: Recording, wiring: Wiring, *, seed: int) -> DFlash:
     """A fresh drafter: layers from the target's last layers, output norm from the target's."""
+    for name in ENDS:
+        recording.verify_end(name)
     ends = Ends(as_torch(recording.end("embedding")).float(), as_torch(recording.end("head")).float())
-    torch.manual_seed(0)
-    drafter = DFlash(wiring, ends)
-    torch.nn.init.normal_(drafter.fc.weight, std=0.02)
-    stored: dict[str, StoredTensor] = {}
-    for path in sorted(Path(recording.target.path).glob("*.safetensors")):
-        stored |= read_safetensors(path)[0]
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)
+        drafter = DFlash(wiring, ends)
+        torch.nn.init.normal_(drafter.fc.weight, std=0.02)
     state = drafter.state_dict()
     state["norm.weight"] = as_torch(recording.end("norm")).float()
+    stored = _target_tensors(recording.target)
     for i in range(wiring.num_layers):
-        source = recording.target.num_layers - wiring.num_layers + i
+        source = f"model.layers.{recording.target.num_layers - wiring.num_layers + i}."
+        if f"{source}mlp.gate_proj.weight" not in stored:
+            raise TargetError(
+                f"the draft layers start from the target's last layers, but no safetensors file in "
+                f"{recording.target.path} holds {source}mlp.gate_proj.weight; such a target is not trained for yet"
+            )
         for name in [key for key in state if key.startswith(f"layers.{i}.")]:
-            key = f"model.layers.{source}.{name.split('.', 2)[2]}"
-            if key in stored and stored[key].shape == tuple(state[name].shape):
-                state[name] = as_torch(stored[key]).float()
+            tensor = stored.get(source + name.split(".", 2)[2])
+            # A target without query and key norms leaves them at one.
+            if tensor is not None and tensor.shape == tuple(state[name].shape):
+                state[name] = as_torch(tensor).float()
     drafter.load_state_dict(state)
     return drafter
 
 
-def _target_config(recording: Recording) -> dict[str, Any]:
-    path = Path(recording.target.path) / "config.json"
+def _target_tensors(target: TargetRecord) -> dict[str, StoredTensor]:
+    """The target's stored tensors by name."""
+    stored: dict[str, StoredTensor] = {}
+    for path in sorted(Path(target.path).glob("*.safetensors")):
+        stored |= read_safetensors(path)[0]
+    return stored
+
+
+def _target_config(target: TargetRecord) -> dict[str, Any]:
+    """The sizes that the target's config.json says, `rope_theta` at the top wherever it stood."""
+    path = Path(target.path) / "config.json"
     try:
-        value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as exc:
+        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as exc:
         raise TargetError(
             f"training needs the recorded target's {path}, which is not readable: {exc}"
         ) from exc
-    return value
+    config = {**config, **(config.get("rope_parameters") or {})}
+    needed = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "rope_theta")
+    missing = [name for name in needed if config.get(name) is None]
+    if missing:
+        raise TargetError(
+            f"{path} does not say {', '.join(missing)}; add what the target was trained with, since a drafter in "
+            "its shape needs that"
+        )
+    return config

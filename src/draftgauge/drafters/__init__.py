@@ -77,6 +77,9 @@ def load_drafter(
     target_ids = _target_ids(wiring, tensors, vocabulary=len(head))
     embedding = as_torch(tensors["embed_tokens.weight"]) if wiring.embedding == "own" else embedding
     head = as_torch(tensors["lm_head.weight"]) if wiring.head == "own" else head
+    if target_ids is not None:  # rows in the order of their tokens, so that equal logits rank by token id
+        by_id = target_ids.argsort()
+        head, target_ids = head[by_id], target_ids[by_id]
     ends = Ends(embedding.to(dtype), head.to(dtype), target_ids)
     for name, end in (("embedding", ends.embedding), ("head", ends.head)):
         if end.shape[1] != wiring.hidden_size:

@@ -56,7 +56,7 @@ class Ends:
     """The two ends of the network that a DFlash drafter borrows from its target (or brings itself).
 
     `embedding` is [V, H]; `head` is [V', H], where V' is smaller than V for a pruned vocabulary, and then
-    `target_ids` [V'] names the target's token of every row.
+    `target_ids` [V'], ascending, names the target's token of every row.
     """
 
     embedding: Tensor
@@ -323,8 +323,9 @@ class DFlash(nn.Module):
 
     def logits(self, hidden: Float[Tensor, "*lead H"]) -> Float[Tensor, "*lead V"]:
         """Scores of the head's vocabulary."""
-        logits = F.linear(hidden, self.ends.head) * self.wiring.logit_scale
-        cap = self.wiring.logit_softcap
+        logits = F.linear(hidden, self.ends.head)
+        scale, cap = self.wiring.logit_scale, self.wiring.logit_softcap
+        logits = logits if scale == 1 else logits * scale
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
     def _block_rows(self, anchor_tokens: Int[Tensor, " A"]) -> Float[Tensor, "A B H"]:

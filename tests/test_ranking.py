@@ -1,0 +1,54 @@
+"""`ranking` against a slow sort, ties included."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from draftgauge.ranking import rank_rows
+
+
+def slow(row, entry, width):
+    by_logit = sorted(range(len(row)), key=lambda j: (-row[j], j))
+    return by_logit.index(entry), by_logit[:width]
+
+
+def test_ties_go_to_the_smaller_entry():
+    logits = np.array([[2, 5, 5, 1]], np.float32)
+    ranking = rank_rows(logits, np.array([2]), width=3)
+    assert ranking.ranks.tolist() == [1]
+    assert ranking.top_entries.tolist() == [[1, 2, 0]]
+    assert ranking.top_logits.tolist() == [[5, 5, 2]]
+    assert ranking.finite.tolist() == [True]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    arrays.arrays(np.float32, (3, 150), elements=st.integers(-4, 4).map(float)),
+    st.lists(st.integers(0, 149), min_size=3, max_size=3),
+    st.sampled_from([1, 2, 7, 64, 150, 400]),
+)
+def test_equals_a_sort_of_rows_full_of_ties(logits, entries, width):
+    ranking = rank_rows(logits, np.array(entries), width=width)
+    for r, entry in enumerate(entries):
+        rank, best = slow(logits[r].tolist(), entry, width)
+        assert ranking.ranks[r] == rank
+        assert ranking.top_entries[r].tolist() == best
+        np.testing.assert_array_equal(ranking.top_logits[r], logits[r, best])
+
+
+def test_equals_a_sort_of_a_large_vocabulary():
+    logits = np.random.default_rng(0).standard_normal((5, 5000)).astype(np.float32)
+    entries = np.array([0, 4999, 17, 2500, 3])
+    ranking = rank_rows(logits, entries, width=1024)
+    for r, entry in enumerate(entries):
+        rank, best = slow(logits[r].tolist(), entry, 1024)
+        assert (ranking.ranks[r], ranking.top_entries[r].tolist()) == (rank, best)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_row_that_is_not_finite_is_told_apart(value):
+    logits = np.zeros((2, 70), np.float32)
+    logits[1, 69] = value
+    assert rank_rows(logits, np.array([0, 0]), width=4).finite.tolist() == [True, False]

@@ -1,0 +1,303 @@
+"""Recordings on disk: what is complete, what is damaged, and what does not fit."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from draftgauge.errors import RecordingError
+from draftgauge.recording import (
+    ENDS,
+    MANIFEST,
+    Item,
+    Recording,
+    RecordingPlan,
+    TargetRecord,
+    complete_recording,
+    list_recordings,
+    open_recording,
+    verify_items,
+)
+from draftgauge.store import PARTIAL, sha256_file
+from draftgauge.tensorfile import write_safetensors
+
+PLAN = RecordingPlan(
+    target_digest="a" * 64,
+    tokenizer_digest="b" * 64,
+    template="chat",
+    prompts_digest="c" * 64,
+    rendered_digest="d" * 64,
+    taps=(3, -1),
+    dtype="float32",
+    max_new_tokens=16,
+)
+TAPS, TOKENS, HIDDEN = 2, 5, 4
+
+
+def item_file(path: Path, seed: int) -> None:
+    noise = np.random.default_rng(seed)
+    tensors = {
+        "tokens": np.arange(TOKENS, dtype=np.int32),
+        "taps": noise.normal(size=(TAPS, TOKENS, HIDDEN)).astype(np.float32),
+        "final": noise.normal(size=(TOKENS, HIDDEN)).astype(np.float32),
+    }
+    write_safetensors(path, tensors)
+
+
+def made(folder: Path, *, items: tuple[str, ...] = ("a", "b"), **target: Any) -> Recording:
+    """A complete recording of made-up numbers: prompts of 2 tokens, completions of 3."""
+    folder.mkdir(parents=True)
+    write_safetensors(
+        folder / "ends.safetensors",
+        {name: np.full((7, HIDDEN), i, np.float32) for i, name in enumerate(ENDS)},
+    )
+    zeros, ones, twos = (
+        hashlib.sha256(np.full((7, HIDDEN), i, "<f4").tobytes()).hexdigest() for i in range(3)
+    )
+    ends = {
+        name: {"file": "ends.safetensors", "name": name, "sha256": digest}
+        for name, digest in zip(ENDS, (zeros, ones, twos), strict=True)
+    }
+    described = TargetRecord(
+        path="target",
+        digest=PLAN.target_digest,
+        architecture="Qwen3ForCausalLM",
+        num_layers=4,
+        hidden_size=HIDDEN,
+        vocab_size=7,
+        norm_eps=1e-6,
+        stop_token_ids=(6,),
+        ends=ends,
+    )
+    recorded = []
+    for seed, name in enumerate(items):
+        file = folder / f"{seed:05d}.safetensors"
+        item_file(file, seed)
+        recorded.append(
+            Item(
+                id=name,
+                category=None,
+                file=file.name,
+                sha256=sha256_file(file),
+                prompt_len=2,
+                length=TOKENS,
+                stopped=False,
+                agreed=3 - seed,
+                near_ties=0,
+                worst_gap=0.25 * seed,
+                text="",
+            )
+        )
+    return complete_recording(
+        folder,
+        plan=PLAN,
+        target=dataclasses.replace(described, **target),
+        items=recorded,
+        failed={"c": "the prompt is empty"},
+        produced={"prompts": "p.jsonl"},
+    )
+
+
+def test_what_was_written_is_read_back(tmp_path: Path) -> None:
+    recording = made(tmp_path / "recording")
+    again = open_recording(str(tmp_path / "recording"))
+    assert again == recording
+    assert (again.plan, again.target.stop_token_ids, again.failed) == (
+        PLAN,
+        (6,),
+        {"c": "the prompt is empty"},
+    )
+    assert [(item.id, item.completion_len, item.worst_gap) for item in again.items] == [
+        ("a", 3, 0.0),
+        ("b", 3, 0.25),
+    ]
+    tensors = again.tensors(again.item("b"))
+    assert tensors.tokens.mapped().view(np.int32).tolist() == [0, 1, 2, 3, 4]
+    assert (tensors.taps.shape, tensors.final.shape) == ((2, 5, 4), (5, 4))
+
+
+@pytest.mark.parametrize(("items", "agreement"), [(("a", "b"), 5 / 6), (("a",), 1.0), ((), None)])
+def test_agreement_is_absent_without_tokens(
+    items: tuple[str, ...], agreement: float | None, tmp_path: Path
+) -> None:
+    assert made(tmp_path / "recording", items=items).agreement == agreement
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(RecordingPlan)])
+def test_the_name_of_a_recording_sees_every_field_of_its_plan(field: str) -> None:
+    value = getattr(PLAN, field)
+    other = {str: "other", int: 17, tuple: (-1, 3)}[type(value)]
+    digest = dataclasses.replace(PLAN, **{field: other}).digest
+    assert digest != PLAN.digest
+    assert len(digest) == 16
+
+
+def test_the_identity_of_a_recording_sees_the_items_bytes(tmp_path: Path) -> None:
+    one, other = made(tmp_path / "one"), made(tmp_path / "other")
+    assert one.digest == other.digest
+    changed = (dataclasses.replace(one.items[0], sha256="0" * 64), one.items[1])
+    assert dataclasses.replace(one, items=changed).digest != one.digest
+
+
+def test_taps_are_found_by_layer_in_any_order(tmp_path: Path) -> None:
+    recording = made(tmp_path / "recording")
+    assert recording.tap_rows([-1, 3]) == [1, 0]
+    with pytest.raises(RecordingError) as caught:
+        recording.tap_rows([1, 3, 5])
+    assert "reads taps [1, 3, 5]" in str(caught.value)
+    assert str(caught.value).endswith("holds [3, -1]: [1, 5] missing; record again with --taps 1,3,5")
+
+
+def test_an_unknown_item_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(RecordingError, match="has no item 'z'; it holds a, b"):
+        made(tmp_path / "recording").item("z")
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def without_taps(path: Path) -> None:
+    write_safetensors(path, {"tokens": np.arange(TOKENS, dtype=np.int32)})
+
+
+def shorter(path: Path) -> None:
+    write_safetensors(
+        path,
+        {
+            "tokens": np.arange(TOKENS, dtype=np.int32),
+            "taps": np.zeros((TAPS, TOKENS - 1, HIDDEN), np.float32),
+            "final": np.zeros((TOKENS, HIDDEN), np.float32),
+        },
+    )
+
+
+def edited(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(bytes(content))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (remove, "is not a readable item: "),
+        (truncate, "is not a readable item: "),
+        (without_taps, "is not a readable item: 'taps'; record it again"),
+        (shorter, r"taps is \(2, 4, 4\), the manifest says \(2, 5, 4\); record the prompt again"),
+    ],
+)
+def test_a_damaged_item_is_refused(damage: Callable[[Path], None], message: str, tmp_path: Path) -> None:
+    recording = made(tmp_path / "recording")
+    damage(recording.path / recording.items[1].file)
+    assert recording.tensors(recording.items[0]).tokens.shape == (TOKENS,)
+    with pytest.raises(RecordingError, match=message):
+        recording.tensors(recording.items[1])
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (remove, "00001.safetensors cannot be read: No such file or directory; record it again"),
+        (truncate, "00001.safetensors has digest .{16}, recorded was .{16}: it was damaged or edited"),
+        (edited, "00001.safetensors has digest .{16}, recorded was .{16}: it was damaged or edited"),
+    ],
+)
+def test_items_are_those_that_were_recorded(
+    damage: Callable[[Path], None], message: str, tmp_path: Path
+) -> None:
+    recording = made(tmp_path / "recording")
+    assert list(verify_items(recording, recording.items)) == list(recording.items)
+    damage(recording.path / recording.items[1].file)
+    checked = verify_items(recording, recording.items)
+    assert next(checked) == recording.items[0]
+    with pytest.raises(RecordingError, match=message):
+        next(checked)
+
+
+def test_ends_are_read_where_they_lie(tmp_path: Path) -> None:
+    recording = made(tmp_path / "recording")
+    assert [float(recording.end(name).to_float32()[0, 0]) for name in ENDS] == [0.0, 1.0, 2.0]
+    for name in ENDS:
+        recording.verify_end(name)
+
+
+def test_an_end_that_changed_is_refused(tmp_path: Path) -> None:
+    recording = made(tmp_path / "recording")
+    edited(recording.path / "ends.safetensors")  # the last byte is the norm's
+    recording.verify_end("head")
+    with pytest.raises(
+        RecordingError, match=r"the target's norm has digest .{16}, recorded was .{16}: the target"
+    ):
+        recording.verify_end("norm")
+
+
+def test_an_end_that_is_not_at_hand_names_the_option(tmp_path: Path) -> None:
+    gone = {
+        "head": {"file": str(tmp_path / "gone.safetensors"), "name": "lm_head.weight", "sha256": "0" * 64}
+    }
+    recording = made(tmp_path / "recording", ends=gone)
+    with pytest.raises(
+        RecordingError, match=r"head is read in place from .*; record with --portable to keep it"
+    ):
+        recording.end("head")
+
+
+def rewritten(folder: Path, **changes: Any) -> None:
+    value = json.loads((folder / MANIFEST).read_text())
+    (folder / MANIFEST).write_text(json.dumps(value | changes))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (
+            lambda f: remove(f / MANIFEST),
+            "holds no recording.json: it was not finished: repeat its `draftgauge record",
+        ),
+        (lambda f: (f / MANIFEST).write_text("{"), "recording.json is not readable JSON"),
+        (lambda f: (f / MANIFEST).write_text("[]"), "recording.json holds no JSON object"),
+        (
+            lambda f: rewritten(f, kind="draftgauge run"),
+            "is 'draftgauge run' version 1; expected 'draftgauge rec",
+        ),
+        (
+            lambda f: rewritten(f, version=2),
+            "is 'draftgauge recording' version 2; expected 'draftgauge recording'",
+        ),
+        (lambda f: rewritten(f, plan={"taps": [1]}), "does not have the fields of version 1"),
+        (lambda f: rewritten(f, items=[{"id": "a"}]), "does not have the fields of version 1"),
+        (lambda f: rewritten(f, target={}), "does not have the fields of version 1: 'stop_token_ids'"),
+    ],
+)
+def test_folders_that_are_no_complete_recording(
+    damage: Callable[[Path], Any], message: str, tmp_path: Path
+) -> None:
+    damage(made(tmp_path / "recording").path)
+    with pytest.raises(RecordingError, match=message):
+        open_recording(tmp_path / "recording")
+
+
+def test_folders_that_are_none_at_all(tmp_path: Path) -> None:
+    with pytest.raises(RecordingError, match="gone is not a folder; `draftgauge recordings` lists"):
+        open_recording(tmp_path / "gone")
+    with pytest.raises(RecordingError, match=r"holds no recording.json: it is empty"):
+        open_recording(tmp_path)
+
+
+def test_complete_recordings_are_listed_by_name(tmp_path: Path) -> None:
+    assert list_recordings(tmp_path / "nowhere") == []
+    for name in ("two", "one", f"{PARTIAL}17-three"):
+        made(tmp_path / name)
+    (tmp_path / "unfinished").mkdir()
+    item_file(tmp_path / "unfinished" / "00000.safetensors", 0)
+    assert [recording.path.name for recording in list_recordings(tmp_path)] == ["one", "two"]
