@@ -54,7 +54,7 @@ def bench_replay(prompts: int) -> None:
         run = dg.evaluate(ROOT / demo.LATE, recording.path, Options(), root=Path(folder, "runs"))
         replay_s = time.perf_counter() - started
         target = load_target(ROOT / demo.TARGET, dtype="float32")
-        drafter = open_drafter(checkpoint, wiring, recording, dtype="float32")
+        drafter = open_drafter(checkpoint, wiring, recording=recording, dtype="float32")
         online_s = {}
         for policy in DEFAULT_POLICIES:
             started = time.perf_counter()
@@ -63,7 +63,7 @@ def bench_replay(prompts: int) -> None:
                 decode(
                     target,
                     drafter,
-                    tokens[: item.prompt_len].tolist(),
+                    prompt_ids=tokens[: item.prompt_len].tolist(),
                     policy=policy,
                     max_new_tokens=item.completion_len,
                 )

@@ -15,8 +15,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = Path(".cache/SmolLM2-135M-Instruct")
-EARLY = Path("demo/drafter/step_300/checkpoint.pt")
-LATE = Path("demo/drafter/step_12000/checkpoint.pt")
+EARLY = Path("demo/drafter/step_250/checkpoint.pt")
+LATE = Path("demo/drafter/step_4000/checkpoint.pt")
 OUT = Path("demo-output")
 NEW_TOKENS = "192"
 

@@ -27,6 +27,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.update(dict.fromkeys(HOME_VARIABLES, str(home)), HF_HUB_OFFLINE="1")
     for name in ("HF_HOME", "HF_HUB_CACHE", "TRANSFORMERS_CACHE"):
         os.environ.pop(name, None)
+    # The rows that tests rank are few: threads would wait for each other, and burn a core while they do.
+    os.environ.setdefault("NUMBA_NUM_THREADS", "1")
 
 
 def is_local(host: Any) -> bool:

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from tests.golden import config_of, tensors_of, wiring_of
 
 from draftgauge.configs import OWN_KEY, read_wiring
 from draftgauge.errors import WiringError
 from draftgauge.wiring import FIELDS, LayerAttention, RopeScaling, Wiring, sliding_layer, tensor_shapes
+from tests.golden import config_of, tensors_of, wiring_of
 
 SHAPES = {key: stored.shape for key, stored in tensors_of("draftA8").items()}
 #: A config as z-lab publishes them, complete.

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.golden import MODELS, config_of, drafter_of, wiring_of
 
 from draftgauge.acceptance import Policy
 from draftgauge.configs import read_wiring
@@ -21,6 +20,7 @@ from draftgauge.drafters.dflash import DFlash
 from draftgauge.errors import CheckpointError, InputError, PromptError, TargetError
 from draftgauge.target import Target, load_target
 from draftgauge.wiring import Wiring
+from tests.golden import MODELS, config_of, drafter_of, wiring_of
 
 E2E = {
     path.stem: json.loads(path.read_text()) for path in (Path(__file__).parent / "golden_e2e").glob("*.json")
@@ -58,7 +58,7 @@ def run(target_of: TargetOf, case: dict[str, Any], policy: str, drafter: Any = N
     return decode(
         target_of(case["target"], tuple(case["stop_token_ids"] or ())),
         drafter or drafter_of(case["draft"]),
-        case["prompt_ids"],
+        prompt_ids=case["prompt_ids"],
         policy=Policy.parse(policy),
         max_new_tokens=case["max_new_tokens"],
     )
@@ -209,7 +209,11 @@ def test_eager_attention_takes_the_same_rounds(target_of: TargetOf, policy: str)
     target = target_of("targetA", (), of_its_own="eager")
     target.model.set_attn_implementation("eager")
     eager = decode(
-        target, drafter_of("draftA8"), case["prompt_ids"], policy=Policy.parse(policy), max_new_tokens=40
+        target,
+        drafter_of("draftA8"),
+        prompt_ids=case["prompt_ids"],
+        policy=Policy.parse(policy),
+        max_new_tokens=40,
     )
     assert taken(eager) == taken(run(target_of, case, policy))
 
@@ -348,7 +352,7 @@ def test_a_completion_that_the_prompt_pass_ends_has_no_rounds(
     decoded = decode(
         target_of("targetA", stops),
         drafter_of("draftA8"),
-        prompt,
+        prompt_ids=prompt,
         policy=Policy("chain"),
         max_new_tokens=max_new_tokens,
     )
@@ -378,7 +382,7 @@ def test_what_cannot_be_decoded_is_refused(
         decode(
             target,
             drafter_of(change.get("drafter", "draftA8")),
-            change.get("prompt_ids", [25, 159]),
+            prompt_ids=change.get("prompt_ids", [25, 159]),
             policy=change.get("policy", Policy("chain")),
             max_new_tokens=change.get("max_new_tokens", 4),
         )

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tests.golden import DRAFTERS, blocks_of, config_of, drafter_of, logits_of, tensors_of, wiring_of
 from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -24,6 +23,7 @@ from draftgauge.drafters.dflash import (
     rope_frequencies,
 )
 from draftgauge.wiring import SLIDING_LAYER, LayerAttention, RopeScaling, sliding_layer
+from tests.golden import DRAFTERS, blocks_of, config_of, drafter_of, logits_of, tensors_of, wiring_of
 
 #: Which convention each implementation of the golden vectors follows in its sliding layers.
 IMPLEMENTATIONS = {

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from draftgauge.errors import InputError, RecordingError
+from draftgauge.errors import RecordingError
 from draftgauge.features import Recorded, as_torch, read_item
 from draftgauge.record import Request, record
 from draftgauge.target import load_target
@@ -63,14 +63,6 @@ def test_max_blocks_keeps_the_first_anchors(max_blocks: int | None, anchors: ran
     seen = read_item(tiny.recording(), item, WIRING, dtype=torch.float32, max_blocks=max_blocks)
     assert seen.anchors.tolist() == list(anchors)
     assert len(seen.tokens) == len(seen.features) == max(anchors) + 2
-
-
-@pytest.mark.parametrize("max_blocks", [0, -1])
-def test_fewer_than_one_anchor_is_refused(max_blocks: int) -> None:
-    with pytest.raises(InputError, match=f"{max_blocks} anchors"):
-        read_item(
-            tiny.recording(), tiny.recording().items[0], WIRING, dtype=torch.float32, max_blocks=max_blocks
-        )
 
 
 def test_a_tap_that_was_not_recorded_is_named() -> None:

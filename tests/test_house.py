@@ -21,7 +21,7 @@ PACKAGE = ROOT / "src" / "draftgauge"
 # Imports go down only; `errors` is everybody's. The roof is the package itself, which names what the floors
 # offer, and `python -m draftgauge`.
 FLOORS = {
-    0: "errors progress tensorfile acceptance tree stats caveats",
+    0: "errors progress tensorfile acceptance ranking tree stats caveats",
     1: "store prompts wiring configs keys plainpickle torchfile weights summary",
     2: "checkpoint recording runs",
     3: "target features drafters stated",
@@ -45,8 +45,8 @@ LIBRARIES = {
     "numpy": "*",
     "jaxtyping": "*",
     "torch": "target features drafters record replay measure decode pairing train",
-    "transformers": "target record decode",
-    "numba": "tree",
+    "transformers": "target record",
+    "numba": "ranking tree",
     "scipy": "stats",
     "pyarrow": "runs",
     "rich": "report",

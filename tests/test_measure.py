@@ -60,6 +60,20 @@ def test_an_impossible_policy_is_refused(policy: Policy, message: str) -> None:
         tree_budget([Policy("chain"), policy])
 
 
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"max_blocks": 0}, "max_blocks is 0; expected 1 or more"),
+        ({"anchors": "some"}, "anchors 'some' are not known; expected all or walk"),
+        ({"policies": (Policy("ddtree", 0),)}, "'ddtree0' is not known"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_measured_is_refused(how: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        measured(**how)
+
+
 def test_walks_draft_exactly_where_the_policies_go_and_the_same_blocks() -> None:
     everywhere, walked = measured(), measured(anchors="walk")
     assert walked.keys() == everywhere.keys()

@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.golden import tensors_of
-from tests.test_target import tokenizer_in
 
 from draftgauge.drafters import as_torch
 from draftgauge.errors import PromptError, RecordingError, StoreError, TargetError
@@ -23,6 +21,8 @@ from draftgauge.recording import ENDS, MANIFEST, Recording, list_recordings, ope
 from draftgauge.store import PARTIAL, locked, sha256_file
 from draftgauge.target import load_target, observe
 from draftgauge.tensorfile import write_safetensors
+from tests.golden import tensors_of
+from tests.test_target import tokenizer_in
 
 TinyTarget = Callable[..., Path]
 E2E = Path(__file__).parent / "golden_e2e"
@@ -286,7 +286,7 @@ def other_base(folder: Path) -> None:
         other_weights,
         other_base,
         lambda folder: (folder / "generation_config.json").write_text('{"eos_token_id": [23]}'),
-        lambda folder: tokenizer_in(folder),
+        tokenizer_in,
         lambda folder: tokenizer_in(folder, chat_template="{{ messages }}"),
     ],
 )
@@ -491,7 +491,7 @@ def test_a_folder_without_weights_is_no_target(tiny_target: TinyTarget) -> None:
     (folder / "model.safetensors").unlink()
     with pytest.raises(TargetError, match="holds no weights"):
         recorded(folder)
-    with pytest.raises(TargetError, match="is not a Hugging Face directory with a config.json"):
+    with pytest.raises(TargetError, match=r"is not a Hugging Face directory with a config.json"):
         recorded(folder.parent / "nowhere")
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tests.golden import tensors_of
 
 from draftgauge.drafters import as_torch
 from draftgauge.errors import TargetError
@@ -23,6 +22,7 @@ from draftgauge.target import (
     until_stop,
 )
 from draftgauge.tensorfile import write_safetensors
+from tests.golden import tensors_of
 
 TinyTarget = Callable[..., Path]
 E2E = Path(__file__).parent / "golden_e2e"

@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import pytest
-from tests.golden import DRAFTERS, tensors_of, wiring_of
 
 from draftgauge.errors import WiringError
 from draftgauge.wiring import (
@@ -21,6 +20,7 @@ from draftgauge.wiring import (
     validate,
     wiring_from_dict,
 )
+from tests.golden import DRAFTERS, tensors_of, wiring_of
 
 YARN = RopeScaling("yarn", 4.0, original_max_position=512)
 

@@ -73,7 +73,7 @@ class Decoded:
 
 @torch.inference_mode()
 def decode(
-    target: Target, drafter: Drafter, prompt_ids: Sequence[int], *, policy: Policy, max_new_tokens: int
+    target: Target, drafter: Drafter, *, prompt_ids: Sequence[int], policy: Policy, max_new_tokens: int
 ) -> Decoded:
     """The target's greedy completion of a prompt, decoded with a drafter, and the rounds that it took.
 
@@ -90,7 +90,7 @@ def decode(
         A drafter that is always right, with D = 7: 17 new tokens are the prompt pass's and two rounds of
         `accepted` 7, `committed` 8.
     """
-    _check(target, drafter, prompt_ids, policy=policy, max_new_tokens=max_new_tokens)
+    _check(target, drafter, prompt_ids=prompt_ids, policy=policy, max_new_tokens=max_new_tokens)
     stops, end = target.stop_token_ids, len(prompt_ids) + max_new_tokens
     tokens, rounds = list(prompt_ids), []
     with tapped(target, drafter.wiring.taps) as caught:
@@ -114,7 +114,7 @@ def decode(
 
 
 def _check(
-    target: Target, drafter: Drafter, prompt_ids: Sequence[int], *, policy: Policy, max_new_tokens: int
+    target: Target, drafter: Drafter, *, prompt_ids: Sequence[int], policy: Policy, max_new_tokens: int
 ) -> None:
     if policy.kind == "coverage":
         raise InputError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from draftgauge.acceptance import Policy
 from draftgauge.caveats import Facts, as_json, caveats
@@ -17,12 +17,11 @@ from draftgauge.checkpoint import Checkpoint, digest, open_checkpoint, require_f
 from draftgauge.errors import InputError
 from draftgauge.measure import (
     ALWAYS,
-    ANCHORS,
     DEFAULT_POLICIES,
     blocks_of,
     columns_of,
     measure,
-    tree_budget,
+    require_measurable,
     vocabulary_misses,
 )
 from draftgauge.pairing import DTYPES, open_drafter, require_fit
@@ -60,21 +59,18 @@ class Options:
 
     stated: Stated = field(default_factory=Stated)
     policies: tuple[Policy, ...] = DEFAULT_POLICIES
-    anchors: Literal["all", "walk"] = "all"
+    anchors: str = "all"
     num_prompts: int | None = None
     max_blocks: int | None = None
     dtype: str = "float32"
     state_dict: str | None = None
 
     def __post_init__(self) -> None:
-        tree_budget(self.policies)
-        choices = {"anchors": (self.anchors, ANCHORS), "dtype": (self.dtype, DTYPES)}
-        for name, (value, known) in choices.items():
-            if value not in known:
-                raise InputError(f"{name} {value!r} is not known; expected {' or '.join(known)}")
-        for name, count in (("num_prompts", self.num_prompts), ("max_blocks", self.max_blocks)):
-            if count is not None and count < 1:
-                raise InputError(f"{name} is {count}; expected 1 or more, or none for no limit")
+        require_measurable(self.policies, anchors=self.anchors, max_blocks=self.max_blocks)
+        if self.dtype not in DTYPES:
+            raise InputError(f"dtype {self.dtype!r} is not computed in; expected {' or '.join(DTYPES)}")
+        if self.num_prompts is not None and self.num_prompts < 1:
+            raise InputError(f"num_prompts is {self.num_prompts}; expected 1 or more, or none for no limit")
 
 
 def evaluate(

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from draftgauge.errors import InputError, RecordingError
+from draftgauge.errors import RecordingError
 from draftgauge.recording import Item, Recording
 from draftgauge.tensorfile import StoredTensor
 from draftgauge.wiring import Wiring
@@ -74,14 +74,11 @@ def read_item(
         item: One of its items.
         wiring: Which taps, in which order, and whether a last layer is read after the final norm.
         dtype: The dtype that the drafter computes in.
-        max_blocks: Keep only the first so many anchors: the reference is cut after them.
+        max_blocks: Keep only the first so many anchors, 1 or more: the reference is cut after them.
 
     Raises:
-        InputError: `max_blocks` is not 1 or more.
         RecordingError: A tap that the drafter reads was not recorded, or the item is damaged.
     """
-    if max_blocks is not None and max_blocks < 1:
-        raise InputError(f"{max_blocks} anchors of each completion were asked for; expected 1 or more")
     rows = recording.tap_rows(wiring.taps)
     tensors = recording.tensors(item)
     length = item.length if max_blocks is None else min(item.length, item.prompt_len + max_blocks + 1)

@@ -7,7 +7,7 @@ training loop can call it with the drafter at hand. Knows nothing of checkpoints
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -41,13 +41,26 @@ def tree_budget(policies: Sequence[Policy]) -> int:
     return budget
 
 
+def require_measurable(policies: Sequence[Policy], *, anchors: str, max_blocks: int | None) -> None:
+    """Makes sure that what is asked for can be measured.
+
+    Raises:
+        InputError: As `tree_budget`; or `anchors` is not one of `ANCHORS`, or `max_blocks` below 1.
+    """
+    tree_budget(policies)
+    if anchors not in ANCHORS:
+        raise InputError(f"anchors {anchors!r} are not known; expected {' or '.join(ANCHORS)}")
+    if max_blocks is not None and max_blocks < 1:
+        raise InputError(f"max_blocks is {max_blocks}; expected 1 or more, or none for no limit")
+
+
 def measure(
     drafter: Drafter,
     recording: Recording,
     *,
     items: Sequence[Item],
     policies: Sequence[Policy],
-    anchors: Literal["all", "walk"] = "all",
+    anchors: str = "all",
     max_blocks: int | None = None,
     progress: Progress = silent,
 ) -> Iterator[tuple[Item, Drafted]]:
@@ -58,9 +71,10 @@ def measure(
     the drafter's embedding. Items come in their order, with `anchors="walk"` as their walks end.
 
     Raises:
-        InputError: A policy is impossible, or fewer than one anchor is asked for.
+        InputError: As `require_measurable`.
         RecordingError: An item is damaged, or a tap was not recorded.
     """
+    require_measurable(policies, anchors=anchors, max_blocks=max_blocks)
     budget = tree_budget(policies)
     compute = drafter.ends.embedding.dtype
     checked = verify_items(recording, items)

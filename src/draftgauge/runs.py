@@ -131,7 +131,7 @@ def run_path(root: Path, plan: Plan, *, label: str, name: str | None = None) -> 
     Raises:
         RunError: No listing would find a run of that name.
     """
-    if name is not None and (name != Path(name).name or name.startswith(".")):
+    if name is not None and (not name or name != Path(name).name or name.startswith(".")):
         raise RunError(f"a run cannot be called {name!r}; give --name a plain name that starts without a dot")
     return root / (name or f"{label}-{plan.digest[:8]}")
 

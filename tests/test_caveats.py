@@ -1,0 +1,146 @@
+"""Every caveat by its slug: the facts that yield it, what it says, and facts that do not."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from draftgauge.caveats import Caveat, Facts, as_json, caveats
+
+CLEAN = Facts(
+    prompts_asked=30,
+    prompts_recorded=30,
+    prompts_evaluated=30,
+    block_size=8,
+    trained_block_size=8,
+    unused={},
+    opaque_classes=(),
+    checksums_absent=0,
+    dtype="float32",
+    recorded_dtype="float32",
+    tokens=1000,
+    agreed=1000,
+    near_ties=0,
+    max_blocks=None,
+    anchors="all",
+    drafted_tokens=990,
+    unreachable_tokens=0,
+    stored_in="trainer-pt",
+)
+#: slug -> (severity, facts that yield it, words that it must hold)
+YIELD: dict[str, tuple[str, dict[str, Any], str]] = {
+    "prompts-incomplete": (
+        "warning",
+        {"prompts_evaluated": 29, "prompts_recorded": 29},
+        "29 of 30 prompts were evaluated; the recording holds 29",
+    ),
+    "few-prompts": ("warning", {"prompts_asked": 4, "prompts_evaluated": 4}, "4 prompt(s)"),
+    "rough-interval": (
+        "note",
+        {"prompts_asked": 19, "prompts_evaluated": 19},
+        "19 prompts: the intervals are rough",
+    ),
+    "anchors-limited": ("warning", {"max_blocks": 50}, "Only the first 50 anchors"),
+    "walk-anchors": ("note", {"anchors": "walk"}, "only where the policies' walks go"),
+    "block-size-differs": (
+        "warning",
+        {"block_size": 4},
+        "Block size 4 was used, 8 was trained: a block cut short",
+    ),
+    "vocabulary-misses": ("warning", {"unreachable_tokens": 3}, "3 of 990 reference tokens"),
+    "tensors-unused": (
+        "note",
+        {"unused": {"t2d": "only the inverse"}},
+        "1 tensor(s) of the file are not used: t2d",
+    ),
+    "reference-agreement": ("note", {"agreed": 990, "near_ties": 5}, "10 of 1000 reference tokens are not"),
+    "dtype-differs": (
+        "note",
+        {"recorded_dtype": "bfloat16"},
+        "recorded in bfloat16, computed with in float32",
+    ),
+    "opaque-values": (
+        "note",
+        {"opaque_classes": ("pkg.Config", "pkg.Args")},
+        "never loaded: pkg.Config, pkg.Args",
+    ),
+    "no-checksums": (
+        "note",
+        {"checksums_absent": 2},
+        "2 record(s) of the weights carry no checksum (trainer-pt)",
+    ),
+}
+
+
+def found(**changes: Any) -> dict[str, Caveat]:
+    return {caveat.slug: caveat for caveat in caveats(dataclasses.replace(CLEAN, **changes))}
+
+
+def test_a_clean_measurement_has_none() -> None:
+    assert found() == {}
+
+
+@pytest.mark.parametrize("slug", YIELD)
+def test_each_caveat_has_its_facts_and_its_words(slug: str) -> None:
+    severity, changes, words = YIELD[slug]
+    caveat = found(**changes)
+    assert caveat.keys() == {slug}
+    assert caveat[slug].severity == severity
+    assert words in caveat[slug].text
+
+
+@pytest.mark.parametrize(
+    ("changes", "slugs"),
+    [
+        ({"prompts_evaluated": 5, "prompts_asked": 5}, {"rough-interval"}),
+        ({"prompts_evaluated": 20, "prompts_asked": 20}, set()),
+        ({"prompts_evaluated": 3}, {"prompts-incomplete", "few-prompts"}),
+        ({"trained_block_size": None}, set()),
+        ({"dtype": "bfloat16", "recorded_dtype": "bfloat16"}, set()),
+    ],
+    ids=str,
+)
+def test_where_the_bounds_lie(changes: dict[str, Any], slugs: set[str]) -> None:
+    assert found(**changes).keys() == slugs
+
+
+@pytest.mark.parametrize(
+    ("agreed", "near_ties", "severity"),
+    [(999, 0, "note"), (985, 5, "note"), (985, 4, "warning"), (0, 0, "warning"), (0, 1000, "note")],
+)
+def test_references_that_are_no_near_ties_are_a_warning_beyond_one_in_a_hundred(
+    agreed: int, near_ties: int, severity: str
+) -> None:
+    assert found(agreed=agreed, near_ties=near_ties)["reference-agreement"].severity == severity
+
+
+def test_few_disagreements_are_not_rounded_away() -> None:
+    """1 of 67000 is an agreement of 99.9985 %, which two digits would call all."""
+    text = found(tokens=67000, agreed=66999)["reference-agreement"].text
+    assert text.startswith("1 of 67000 reference tokens")
+    assert "100" not in text
+
+
+def test_a_larger_block_than_the_trained_one_is_told_apart_from_a_smaller() -> None:
+    assert "were never trained" in found(block_size=16)["block-size-differs"].text
+    assert "cut short" in found(block_size=4)["block-size-differs"].text
+
+
+def test_many_unused_tensors_are_counted_and_not_all_named() -> None:
+    text = found(unused={f"model.layers.{i}.x": "of another model" for i in range(100)})[
+        "tensors-unused"
+    ].text
+    assert text.startswith("100 tensor(s)")
+    assert "model.layers.7.x (of another model)" in text
+    assert "model.layers.8.x" not in text
+    assert text.endswith("and 92 more, which run.json lists.")
+
+
+def test_warnings_come_first_and_are_plain_values() -> None:
+    both = caveats(dataclasses.replace(CLEAN, anchors="walk", max_blocks=2, checksums_absent=1))
+    assert [c["slug"] for c in as_json(both)] == ["anchors-limited", "walk-anchors", "no-checksums"]
+    assert as_json(both)[0] == {
+        "slug": "anchors-limited",
+        "severity": "warning",
+        "text": "Only the first 2 anchors of each completion were evaluated.",
+    }

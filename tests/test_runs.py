@@ -1,0 +1,243 @@
+"""The run directory: published whole, found again, and never half."""
+
+import dataclasses
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from draftgauge.errors import RunError
+from draftgauge.runs import (
+    BLOCKS,
+    CHECKPOINT,
+    MANIFEST,
+    SUMMARY,
+    BlockWriter,
+    Plan,
+    Run,
+    find_run,
+    list_runs,
+    new_run,
+    open_run,
+    package_version,
+    run_path,
+)
+from draftgauge.store import write_json
+
+PLAN = Plan(
+    checkpoint_digest="c" * 64,
+    recording_digest="r" * 64,
+    wiring={"block_size": 8, "predicts_from_anchor": False},
+    prompts=("a", "b"),
+    policies=("chain", "coverage4"),
+    anchors="all",
+    dtype="float32",
+    max_blocks=None,
+    trained_block_size=8,
+    target_digest="t" * 64,
+    template="chat",
+    instrument="0.1.0",
+)
+OTHER = dataclasses.replace(PLAN, max_blocks=3)
+
+
+def write(root: Path, name: str, *, plan: Plan = PLAN, files: tuple[Path, ...] = ()) -> Path:
+    with new_run(root / name, plan, facts={"checkpoint": {"step": 7}}, checkpoint=files) as folder:
+        with BlockWriter(folder / BLOCKS) as writer:
+            writer.write(
+                "a", {"anchor": np.array([3, 4], np.int32), "rank": np.array([[0, 2], [1, 9]], np.int32)}
+            )
+            writer.write("b", {"anchor": np.array([5], np.int32), "rank": np.array([[7, 7]], np.int32)})
+        write_json(folder / SUMMARY, {"version": 1, "policies": {}, "prompts": {}})
+    return root / name
+
+
+def change(path: Path, **values: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    path = tmp_path / "weights.pt"
+    path.write_bytes(b"0" * 1000)
+    return path
+
+
+def test_a_run_says_what_it_was_made_of(tmp_path: Path, weights: Path) -> None:
+    run = open_run(write(tmp_path, "mine", files=(weights,)))
+    assert (run.name, run.plan) == ("mine", PLAN)
+    manifest = run.manifest
+    assert manifest["plan_digest"] == PLAN.digest
+    assert manifest["checkpoint"] == {"step": 7}
+    assert manifest["checkpoint_kept"] == "hard link"
+    assert manifest["versions"]["numpy"] == np.__version__
+    assert manifest["duration_s"] >= 0
+    assert sorted(path.name for path in run.path.iterdir()) == sorted([MANIFEST, SUMMARY, BLOCKS, CHECKPOINT])
+
+
+def test_blocks_of_prompt_after_prompt_are_one_table(tmp_path: Path) -> None:
+    rows = open_run(write(tmp_path, "mine")).blocks().to_pylist()
+    assert rows == [
+        {"prompt": "a", "anchor": 3, "rank": [0, 2]},
+        {"prompt": "a", "anchor": 4, "rank": [1, 9]},
+        {"prompt": "b", "anchor": 5, "rank": [7, 7]},
+    ]
+
+
+def test_lists_are_flat_and_what_is_no_number_is_null(tmp_path: Path) -> None:
+    array = np.arange(12, dtype=np.float32).reshape(2, 3, 2)
+    array[1, 2, 1] = np.nan
+    with BlockWriter(tmp_path / "b.parquet") as writer:
+        writer.write("a", {"anchor": np.array([0, 1]), "log_prob": array})
+    run = Run(tmp_path, {}, {})
+    (tmp_path / "b.parquet").rename(tmp_path / BLOCKS)
+    assert run.blocks().column("log_prob").to_pylist() == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, None]]
+
+
+def test_the_checkpoint_is_the_same_file_and_no_copy(tmp_path: Path, weights: Path) -> None:
+    run = write(tmp_path / "runs", "mine", files=(weights,))
+    assert (run / CHECKPOINT).samefile(weights)
+    assert weights.stat().st_nlink == 2
+    weights.unlink()  # a trainer that rotates its saves
+    assert (run / CHECKPOINT).read_bytes() == b"0" * 1000
+
+
+def test_a_directory_is_kept_as_a_folder_of_links(tmp_path: Path, weights: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text("{}")
+    run = write(tmp_path / "runs", "mine", files=(config, weights))
+    kept = run / CHECKPOINT
+    assert sorted(path.name for path in kept.iterdir()) == ["config.json", "weights.pt"]
+    assert (kept / "weights.pt").samefile(weights)
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="needs a second file system")
+@pytest.mark.parametrize("count", [1, 2])
+def test_where_no_link_is_possible_nothing_is_copied(tmp_path: Path, count: int) -> None:
+    elsewhere = Path("/dev/shm") / f"draftgauge-test-{os.getpid()}"
+    elsewhere.mkdir()
+    try:
+        files = tuple(elsewhere / f"{i}.safetensors" for i in range(count))
+        for file in files:
+            file.write_bytes(b"0")
+        if elsewhere.stat().st_dev == tmp_path.stat().st_dev:
+            pytest.skip("needs a second file system")
+        run = write(tmp_path, "mine", files=files)
+        assert open_run(run).manifest["checkpoint_kept"] == "reference"
+        assert not (run / CHECKPOINT).exists()
+    finally:
+        shutil.rmtree(elsewhere)
+
+
+def test_run_json_is_written_last_and_nothing_is_there_before(tmp_path: Path, weights: Path) -> None:
+    seen = {}
+    with new_run(tmp_path / "mine", PLAN, facts={}, checkpoint=(weights,)) as folder:
+        assert folder.parent == tmp_path
+        assert (folder / CHECKPOINT).samefile(weights)  # kept first, in case the trainer removes it
+        write_json(folder / SUMMARY, {"version": 1})
+        (folder / BLOCKS).write_bytes(b"")
+        seen = {path.name for path in folder.iterdir()}
+        assert list_runs(tmp_path) == []
+        assert not (tmp_path / "mine").exists()
+    assert seen == {CHECKPOINT, SUMMARY, BLOCKS}
+    assert [run.name for run in list_runs(tmp_path)] == ["mine"]
+
+
+def test_a_failed_run_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), new_run(tmp_path / "mine", PLAN, facts={}, checkpoint=()):
+        _ = 1 // 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_that_is_taken_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, "mine")
+    before = (tmp_path / "mine" / MANIFEST).read_bytes()
+    with pytest.raises(RunError, match=r"run mine: .*exists already and is never overwritten"):
+        write(tmp_path, "mine", plan=OTHER)
+    assert (tmp_path / "mine" / MANIFEST).read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", ".mine", "a/b", "../b", "/b"])
+def test_a_name_that_no_listing_would_show_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="cannot be called"):
+        run_path(tmp_path, PLAN, label="x", name=name)
+
+
+def test_a_run_without_a_name_is_called_after_label_and_plan(tmp_path: Path) -> None:
+    assert run_path(tmp_path, PLAN, label="step_7") == tmp_path / f"step_7-{PLAN.digest[:8]}"
+    assert run_path(tmp_path, PLAN, label="step_7", name="mine") == tmp_path / "mine"
+
+
+def test_a_run_is_found_by_what_it_answers(tmp_path: Path) -> None:
+    assert find_run(tmp_path / "nowhere", PLAN) is None
+    write(tmp_path, "mine")
+    found = find_run(tmp_path, PLAN)
+    assert found is not None
+    assert found.name == "mine"
+    assert find_run(tmp_path, OTHER) is None
+    assert find_run(tmp_path, PLAN, name="mine") == found
+    assert find_run(tmp_path, PLAN, name="other") is None
+
+
+def test_runs_are_listed_oldest_first_and_unfinished_ones_never(tmp_path: Path) -> None:
+    for name, day in (("b", "02"), ("a", "03"), ("c", "01")):
+        change(write(tmp_path, name) / MANIFEST, started=f"2026-01-{day}T00:00:00Z")
+    shutil.copytree(tmp_path / "a", tmp_path / ".partial-77-d")
+    shutil.copytree(tmp_path / "a", tmp_path / "e")
+    (tmp_path / "e" / MANIFEST).unlink()
+    (tmp_path / "notes.txt").write_text("")
+    assert [run.name for run in list_runs(tmp_path)] == ["c", "b", "a"]
+    assert list_runs(tmp_path / "nowhere") == []
+
+
+def test_what_is_no_run_is_said_to_be_none(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(
+            RunError, match=r"no run.json: it is no complete run; `draftgauge runs` lists those"
+        ):
+            open_run(path)
+
+
+@pytest.mark.parametrize(
+    ("file", "values", "message"),
+    [
+        (MANIFEST, {"version": 2}, "has version 2, expected 1; open it with the draftgauge that wrote it"),
+        (SUMMARY, {"version": None}, "has version None, expected 1"),
+        (
+            MANIFEST,
+            {"kind": "draftgauge recording"},
+            "is of kind 'draftgauge recording', expected 'draftgauge run'",
+        ),
+    ],
+    ids=["newer", "no version", "kind"],
+)
+def test_a_run_of_another_kind_or_version_is_refused(
+    file: str, values: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    change(write(tmp_path, "mine") / file, **values)
+    with pytest.raises(RunError, match=message):
+        open_run(tmp_path / "mine")
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "\xff", ""], ids=["cut", "no object", "no text", "empty"])
+@pytest.mark.parametrize("file", [MANIFEST, SUMMARY])
+def test_a_damaged_run_is_named(file: str, text: str, tmp_path: Path) -> None:
+    path = write(tmp_path, "mine") / file
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(RunError, match=f"mine/{file}.*remove the run's folder and evaluate again"):
+        open_run(tmp_path / "mine")
+
+
+def test_a_run_without_its_summary_is_named(tmp_path: Path) -> None:
+    (write(tmp_path, "mine") / SUMMARY).unlink()
+    with pytest.raises(RunError, match=r"mine/summary.json is not readable"):
+        list_runs(tmp_path)
+
+
+def test_versions_are_those_installed() -> None:
+    assert package_version("numpy") == np.__version__
+    assert package_version("no-such-package") is None
