@@ -49,9 +49,9 @@ def bench_replay(prompts: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         prompt_set = dg.read_prompts("builtin:coding10").first(prompts)
         request = dg.Request(taps=wiring.taps, max_new_tokens=int(demo.NEW_TOKENS))
-        recording = dg.record(ROOT / demo.TARGET, prompt_set, request, root=Path(folder))
+        recording = dg.record_target(ROOT / demo.TARGET, prompt_set, request=request, root=Path(folder))
         started = time.perf_counter()
-        run = dg.evaluate(ROOT / demo.LATE, recording.path, Options(), root=Path(folder, "runs"))
+        run = dg.evaluate_checkpoint(ROOT / demo.LATE, recording.path, Options(), root=Path(folder, "runs"))
         replay_s = time.perf_counter() - started
         target = load_target(ROOT / demo.TARGET, dtype="float32")
         drafter = open_drafter(checkpoint, wiring, recording=recording, dtype="float32")

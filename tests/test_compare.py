@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from draftgauge.acceptance import Blocks, Policy
-from draftgauge.compare import compare
+from draftgauge.compare import compare_runs
 from draftgauge.errors import RunError
 from draftgauge.runs import Plan, Run
 from draftgauge.summary import PromptBlocks, summarise
@@ -44,7 +44,7 @@ THEIRS = run("early", {"a": [0], "b": [2], "d": [1]})
 
 
 def test_prompts_are_paired_and_those_of_one_run_left_out() -> None:
-    value = compare(OURS, THEIRS)
+    value = compare_runs(OURS, THEIRS)
     assert (value["run"], value["baseline"]) == ("late", "early")
     assert value["prompts"] == ["a", "b"]
     assert value["dropped"] == ["c", "d"]
@@ -53,7 +53,7 @@ def test_prompts_are_paired_and_those_of_one_run_left_out() -> None:
 
 def test_differences_are_those_of_the_pairs() -> None:
     """a: rounds 4, 2, 1, 1 against 1, 1, 1; b: 3, 1, 1 on both sides; c and d count nowhere."""
-    value = compare(OURS, THEIRS)["policies"]["chain"]
+    value = compare_runs(OURS, THEIRS)["policies"]["chain"]
     assert value["prompts"] == {
         "a": {"run": pytest.approx(8 / 4), "baseline": pytest.approx(3 / 3)},
         "b": {"run": pytest.approx(5 / 3), "baseline": pytest.approx(5 / 3)},
@@ -72,8 +72,8 @@ def test_differences_are_those_of_the_pairs() -> None:
 
 
 def test_the_order_of_the_runs_is_the_sign() -> None:
-    ours = compare(OURS, THEIRS)["policies"]["chain"]["tau_response"]["difference"]["value"]
-    theirs = compare(THEIRS, OURS)["policies"]["chain"]["tau_response"]["difference"]["value"]
+    ours = compare_runs(OURS, THEIRS)["policies"]["chain"]["tau_response"]["difference"]["value"]
+    theirs = compare_runs(THEIRS, OURS)["policies"]["chain"]["tau_response"]["difference"]["value"]
     assert ours == pytest.approx(-theirs)
     assert ours > 0
 
@@ -82,7 +82,7 @@ def test_enough_pairs_have_an_interval_around_the_difference() -> None:
     names = [f"p{i}" for i in range(12)]
     late = run("late", {name: [3, i % 4] for i, name in enumerate(names)})
     early = run("early", {name: [1, i % 3] for i, name in enumerate(names)})
-    tau = compare(late, early)["policies"]["chain"]["tau_response"]
+    tau = compare_runs(late, early)["policies"]["chain"]["tau_response"]
     assert tau["difference"]["low"] < tau["difference"]["value"] < tau["difference"]["high"]
     assert tau["resolvable"] > 0
 
@@ -109,14 +109,14 @@ def test_runs_that_measure_different_things_are_refused_by_name(changes: dict[st
         run("early", {"a": [1]}, dataclasses.replace(plan, **changes)),
     )
     with pytest.raises(RunError, match=f"they differ in\n  {word}\nEvaluate both"):
-        compare(ours, theirs)
+        compare_runs(ours, theirs)
 
 
 def test_every_reason_to_refuse_is_named_at_once() -> None:
     plan = dataclasses.replace(PLAN, wiring={"block_size": 8, "predicts_from_anchor": False})
     other = dataclasses.replace(plan, template="raw", max_blocks=2)
     with pytest.raises(RunError, match=r"(?s)template: .*\n  --max-blocks: "):
-        compare(run("late", {"a": [1]}, plan), run("early", {"a": [1]}, other))
+        compare_runs(run("late", {"a": [1]}, plan), run("early", {"a": [1]}, other))
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def plan() -> Plan:
 )
 def test_what_may_differ_is_said(plan: Plan, changes: dict[str, Any], different: dict[str, Any]) -> None:
     ours = run("late", {"a": [1]}, plan)
-    value = compare(ours, run("early", {"a": [1]}, dataclasses.replace(plan, **changes)))
+    value = compare_runs(ours, run("early", {"a": [1]}, dataclasses.replace(plan, **changes)))
     assert value["different"] == different
     assert not set(value["same"]) & set(different)
     assert "recording" in value["same"]
@@ -150,6 +150,6 @@ def test_what_may_differ_is_said(plan: Plan, changes: dict[str, Any], different:
 
 def test_policies_of_one_run_are_left_out_and_named(plan: Plan) -> None:
     more = run("late", {"a": [1]}, plan, (*POLICIES, Policy("chain", 2)))
-    value = compare(more, run("early", {"a": [1]}, plan))
+    value = compare_runs(more, run("early", {"a": [1]}, plan))
     assert list(value["policies"]) == ["chain", "coverage4"]
     assert value["dropped_policies"] == ["chain2"]

@@ -15,9 +15,9 @@ import torch
 
 from draftgauge.acceptance import Policy
 from draftgauge.errors import CheckpointError, InputError, RecordingError, RunError, WiringError
-from draftgauge.evaluate import Options, evaluate
+from draftgauge.evaluate import Options, evaluate_checkpoint
 from draftgauge.prompts import Prompt, PromptSet
-from draftgauge.record import Request, record
+from draftgauge.record import Request, record_target
 from draftgauge.recording import Recording
 from draftgauge.runs import Run, list_runs
 from draftgauge.stated import Stated
@@ -36,7 +36,7 @@ def recorded(drafter: str) -> Recording:
         return tiny.recording()
     target = tiny.target_dir(tiny.workshop() / "targetC", "targetC")
     request = Request(taps=(1, 3), max_new_tokens=tiny.NEW_TOKENS)
-    return record(target, tiny.prompt_set(), request, root=tiny.workshop() / "recordings")
+    return record_target(target, tiny.prompt_set(), request=request, root=tiny.workshop() / "recordings")
 
 
 @cache
@@ -48,7 +48,9 @@ def checkpoint(drafter: str) -> Path:
 @cache
 def run_of(drafter: str, **options: Any) -> Run:
     asked = Options(policies=POLICIES, **options)
-    return evaluate(checkpoint(drafter), recorded(drafter).path, asked, root=tiny.workshop() / "all runs")
+    return evaluate_checkpoint(
+        checkpoint(drafter), recorded(drafter).path, asked, root=tiny.workshop() / "all runs"
+    )
 
 
 # --- the slow reference -------------------------------------------------------------------------------
@@ -235,7 +237,7 @@ def test_walked_anchors_give_the_same_numbers(drafter: str) -> None:
 
 
 def test_the_two_ceilings_are_always_reported() -> None:
-    run = evaluate(
+    run = evaluate_checkpoint(
         checkpoint("draftA8"),
         recorded("draftA8").path,
         Options(policies=(Policy("chain"),)),
@@ -273,8 +275,8 @@ QUICK: dict[str, tuple[dict[str, Any], set[str]]] = {
 @pytest.mark.parametrize("quick", QUICK)
 def test_a_quick_run_stands_beside_the_full_one_and_says_that_it_is_quick(quick: str, tmp_path: Path) -> None:
     options, added = QUICK[quick]
-    full = evaluate(checkpoint("draftA8"), tiny.recording().path, root=tmp_path)
-    run = evaluate(checkpoint("draftA8"), tiny.recording().path, Options(**options), root=tmp_path)
+    full = evaluate_checkpoint(checkpoint("draftA8"), tiny.recording().path, root=tmp_path)
+    run = evaluate_checkpoint(checkpoint("draftA8"), tiny.recording().path, Options(**options), root=tmp_path)
     assert {run.name for run in list_runs(tmp_path)} == {full.name, run.name}
     assert full.name != run.name
     assert slugs_of(full.summary) == {"rough-interval", "no-checksums"}
@@ -283,7 +285,7 @@ def test_a_quick_run_stands_beside_the_full_one_and_says_that_it_is_quick(quick:
 
 def test_the_first_prompts_have_the_full_runs_numbers(tmp_path: Path) -> None:
     options = Options(policies=POLICIES, num_prompts=2)
-    run = evaluate(checkpoint("draftA8"), tiny.recording().path, options, root=tmp_path)
+    run = evaluate_checkpoint(checkpoint("draftA8"), tiny.recording().path, options, root=tmp_path)
     full = run_of("draftA8").summary["prompts"]
     assert list(run.summary["prompts"]) == ["one", "five"]
     for name, prompt in run.summary["prompts"].items():
@@ -292,7 +294,9 @@ def test_the_first_prompts_have_the_full_runs_numbers(tmp_path: Path) -> None:
 
 
 def test_max_blocks_measures_the_text_cut_after_the_last_anchor(tmp_path: Path) -> None:
-    run = evaluate(checkpoint("draftA8"), tiny.recording().path, Options(max_blocks=4), root=tmp_path)
+    run = evaluate_checkpoint(
+        checkpoint("draftA8"), tiny.recording().path, Options(max_blocks=4), root=tmp_path
+    )
     full = rows_of(run_of("draftA8"))
     for item in tiny.recording().items:
         assert run.summary["prompts"][item.id]["completion_tokens"] == 5
@@ -305,7 +309,7 @@ def test_max_blocks_measures_the_text_cut_after_the_last_anchor(tmp_path: Path) 
 
 
 def test_a_smaller_block_is_drafted_anew(tmp_path: Path) -> None:
-    run = evaluate(
+    run = evaluate_checkpoint(
         checkpoint("draftA8"), tiny.recording().path, Options(stated=Stated(block_size=4)), root=tmp_path
     )
     plan = run.plan
@@ -323,18 +327,18 @@ def test_a_smaller_block_is_drafted_anew(tmp_path: Path) -> None:
 
 def test_the_same_question_is_answered_once(tmp_path: Path) -> None:
     options = Options(policies=(Policy("chain"),), num_prompts=1)
-    first = evaluate(checkpoint("draftA8"), tiny.recording().path, options, root=tmp_path)
+    first = evaluate_checkpoint(checkpoint("draftA8"), tiny.recording().path, options, root=tmp_path)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    again = evaluate(checkpoint("draftA8"), tiny.recording().path, options, root=tmp_path)
+    again = evaluate_checkpoint(checkpoint("draftA8"), tiny.recording().path, options, root=tmp_path)
     assert again == first
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
 def test_the_same_weights_in_another_container_are_the_same_question(tmp_path: Path) -> None:
     options = Options(policies=(Policy("chain"),), num_prompts=1)
-    first = evaluate(checkpoint("draftA8"), tiny.recording().path, options, root=tmp_path / "runs")
+    first = evaluate_checkpoint(checkpoint("draftA8"), tiny.recording().path, options, root=tmp_path / "runs")
     pt = tiny.trainer_pt(tmp_path / "step_7" / "checkpoint.pt", step=7, config=tiny.drafter_config())
-    again = evaluate(pt, tiny.recording().path, options, root=tmp_path / "runs")
+    again = evaluate_checkpoint(pt, tiny.recording().path, options, root=tmp_path / "runs")
     assert again == first
 
 
@@ -342,15 +346,15 @@ def test_a_name_is_the_runs_own(tmp_path: Path) -> None:
     options = Options(policies=(Policy("chain"),), num_prompts=1)
     other = dataclasses.replace(options, num_prompts=2)
     path, recording = checkpoint("draftA8"), tiny.recording().path
-    first = evaluate(path, recording, options, root=tmp_path, name="mine")
+    first = evaluate_checkpoint(path, recording, options, root=tmp_path, name="mine")
     assert first.path == tmp_path / "mine"
-    assert evaluate(path, recording, options, root=tmp_path, name="mine") == first
+    assert evaluate_checkpoint(path, recording, options, root=tmp_path, name="mine") == first
     with pytest.raises(RunError, match=r"run mine: .*exists already and is never overwritten"):
-        evaluate(path, recording, other, root=tmp_path, name="mine")
-    assert evaluate(path, recording, options, root=tmp_path, name="again").name == "again"
+        evaluate_checkpoint(path, recording, other, root=tmp_path, name="mine")
+    assert evaluate_checkpoint(path, recording, options, root=tmp_path, name="again").name == "again"
     for name in ("a/b", "../mine", ".partial-1-mine", "", "."):
         with pytest.raises(RunError, match="cannot be called"):
-            evaluate(path, recording, other, root=tmp_path, name=name)
+            evaluate_checkpoint(path, recording, other, root=tmp_path, name=name)
 
 
 @pytest.mark.parametrize(
@@ -369,14 +373,14 @@ def test_a_run_is_called_after_its_checkpoint(path: str, label: str, tmp_path: P
     else:
         tiny.drafter_dir(place)
     options = Options(policies=(Policy("chain"),), num_prompts=1)
-    run = evaluate(place, tiny.recording().path, options, root=tmp_path / "runs")
+    run = evaluate_checkpoint(place, tiny.recording().path, options, root=tmp_path / "runs")
     assert run.name == f"{label}-{run.plan.digest[:8]}"
 
 
 def test_run_json_says_what_was_read(tmp_path: Path) -> None:
     pt = tiny.trainer_pt(tmp_path / "step_7" / "checkpoint.pt", step=7, config=tiny.drafter_config())
     options = Options(Stated(options={"mask_token_id": 255}), policies=(Policy("chain"),), num_prompts=1)
-    run = evaluate(pt, tiny.recording().path, options, root=tmp_path / "runs")
+    run = evaluate_checkpoint(pt, tiny.recording().path, options, root=tmp_path / "runs")
     written = json.loads((run.path / "run.json").read_text())
     assert written["checkpoint"]["step"] == 7
     assert written["checkpoint"]["path"] == str(pt.resolve())
@@ -433,18 +437,18 @@ def test_weights_that_cannot_be_a_drafters_leave_no_run(tmp_path: Path) -> None:
     state["fc.weight"][0, 0] = torch.nan
     pt = tiny.trainer_pt(tmp_path / "nan.pt", state, config=tiny.drafter_config())
     with pytest.raises(CheckpointError, match=r"fc.weight: 1 of 8192 values are NaN or infinite"):
-        evaluate(pt, tiny.recording().path, root=tmp_path / "runs")
+        evaluate_checkpoint(pt, tiny.recording().path, root=tmp_path / "runs")
     del state["layers.1.mlp.up_proj.weight"]
     pt = tiny.trainer_pt(tmp_path / "less.pt", state, config=tiny.drafter_config())
     with pytest.raises(CheckpointError, match=r"layers.1.mlp.up_proj.weight is missing"):
-        evaluate(pt, tiny.recording().path, root=tmp_path / "runs")
+        evaluate_checkpoint(pt, tiny.recording().path, root=tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
 
 
 def test_a_wiring_that_nobody_knows_is_asked_for(tmp_path: Path) -> None:
     pt = tiny.trainer_pt(tmp_path / "bare.pt")
     with pytest.raises(WiringError, match=r"--taps 1,10,19,27"):
-        evaluate(pt, tiny.recording().path, root=tmp_path / "runs")
+        evaluate_checkpoint(pt, tiny.recording().path, root=tmp_path / "runs")
 
 
 def test_a_failure_on_the_way_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -452,17 +456,17 @@ def test_a_failure_on_the_way_leaves_nothing_behind(tmp_path: Path) -> None:
     path = recording.path / recording.items[3].file
     path.write_bytes(path.read_bytes()[:-4] + b"\0\0\0\1")
     with pytest.raises(RecordingError, match="damaged or edited"):
-        evaluate(checkpoint("draftA8"), recording.path, root=tmp_path / "runs")
+        evaluate_checkpoint(checkpoint("draftA8"), recording.path, root=tmp_path / "runs")
     assert list((tmp_path / "runs").iterdir()) == []
 
 
 def test_references_that_are_not_the_targets_own_are_counted(tmp_path: Path) -> None:
     foreign = Prompt("foreign", prompt_ids=(26,), completion_ids=(1, 2, 3, 4, 5, 6, 7, 8))
     prompts = PromptSet("foreign.jsonl", (foreign,))
-    recording = record(
-        tiny.workshop() / "target", prompts, Request(taps=(1, 3), max_new_tokens=8), root=tmp_path
+    recording = record_target(
+        tiny.workshop() / "target", prompts, request=Request(taps=(1, 3), max_new_tokens=8), root=tmp_path
     )
-    run = evaluate(checkpoint("draftA8"), recording.path, root=tmp_path / "runs")
+    run = evaluate_checkpoint(checkpoint("draftA8"), recording.path, root=tmp_path / "runs")
     reference = run.summary["reference"]
     assert reference["agreed"] < reference["tokens"] == 8
     assert reference["worst_gap"] > 1
@@ -478,7 +482,7 @@ def test_a_pruned_vocabulary_says_which_references_it_can_never_reach(tmp_path: 
     state = tiny.weights() | {"lm_head.weight": rows[::2].clone(), "d2t": torch.arange(128)}
     pt = tiny.trainer_pt(tmp_path / "pruned.pt", state, config=tiny.drafter_config())
     stated = Stated({"vocabulary_map": "offset"})
-    run = evaluate(pt, tiny.recording().path, Options(stated), root=tmp_path / "runs")
+    run = evaluate_checkpoint(pt, tiny.recording().path, Options(stated), root=tmp_path / "runs")
     odd = {
         item.id: sum(
             int(token) % 2

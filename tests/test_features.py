@@ -9,7 +9,7 @@ import torch
 
 from draftgauge.errors import RecordingError
 from draftgauge.features import Recorded, as_torch, read_item
-from draftgauge.record import Request, record
+from draftgauge.record import Request, record_target
 from draftgauge.target import load_target
 from draftgauge.tensorfile import StoredTensor, read_safetensors, write_safetensors
 from tests import tiny
@@ -34,7 +34,7 @@ def test_features_are_the_targets_hidden_states(taps: tuple[int, ...], after_nor
     expected = torch.cat([last if tap == 5 else states[tap + 1][0] for tap in taps], dim=1)
 
     wiring = dataclasses.replace(WIRING, taps=taps, tap_after_final_norm=after_norm)
-    seen = read_item(recording, item, wiring, dtype=torch.float32)
+    seen = read_item(recording, item, wiring=wiring, dtype=torch.float32)
 
     torch.testing.assert_close(seen.features, expected, rtol=1e-5, atol=1e-5)
     assert torch.equal(seen.tokens, tokens)
@@ -45,12 +45,14 @@ def test_features_are_the_targets_hidden_states(taps: tuple[int, ...], after_nor
 def test_the_norm_rounds_where_the_target_rounds(compute: torch.dtype, tmp_path: Path) -> None:
     """A bfloat16 target scales what it has rounded already; any other order gives other last bits."""
     request = Request(taps=(5,), dtype="bfloat16", max_new_tokens=8)
-    recording = record(tiny.workshop() / "target", tiny.prompt_set(["long"]), request, root=tmp_path)
+    recording = record_target(
+        tiny.workshop() / "target", tiny.prompt_set(["long"]), request=request, root=tmp_path
+    )
     target = load_target(tiny.workshop() / "target", dtype="bfloat16")
     with torch.inference_mode():
         expected = target.decoder.norm(as_torch(recording.tensors(recording.items[0]).taps)[0])
     wiring = dataclasses.replace(WIRING, taps=(5,))
-    seen = read_item(recording, recording.items[0], wiring, dtype=compute)
+    seen = read_item(recording, recording.items[0], wiring=wiring, dtype=compute)
     assert seen.features.dtype == compute
     assert torch.equal(seen.features, expected.to(compute))
 
@@ -60,7 +62,7 @@ def test_the_norm_rounds_where_the_target_rounds(compute: torch.dtype, tmp_path:
 )
 def test_max_blocks_keeps_the_first_anchors(max_blocks: int | None, anchors: range | list[int]) -> None:
     item = tiny.recording().item("five")  # 5 + 21 tokens: anchors 5 to 24
-    seen = read_item(tiny.recording(), item, WIRING, dtype=torch.float32, max_blocks=max_blocks)
+    seen = read_item(tiny.recording(), item, wiring=WIRING, dtype=torch.float32, max_blocks=max_blocks)
     assert seen.anchors.tolist() == list(anchors)
     assert len(seen.tokens) == len(seen.features) == max(anchors) + 2
 
@@ -68,7 +70,7 @@ def test_max_blocks_keeps_the_first_anchors(max_blocks: int | None, anchors: ran
 def test_a_tap_that_was_not_recorded_is_named() -> None:
     wiring = dataclasses.replace(WIRING, taps=(1, 2))
     with pytest.raises(RecordingError, match=r"\[2\] missing; record again with --taps 1,2"):
-        read_item(tiny.recording(), tiny.recording().items[0], wiring, dtype=torch.float32)
+        read_item(tiny.recording(), tiny.recording().items[0], wiring=wiring, dtype=torch.float32)
 
 
 def test_anchors_are_all_positions_from_which_a_round_can_start() -> None:
@@ -88,7 +90,7 @@ def test_anchors_are_all_positions_from_which_a_round_can_start() -> None:
     ids=["F32", "F16", "BF16", "I32", "empty"],
 )
 def test_stored_bytes_become_tensors(stored: object, expected: torch.Tensor, tmp_path: Path) -> None:
-    write_safetensors(tmp_path / "t.safetensors", {"x": stored}, {})  # type: ignore[dict-item]
+    write_safetensors(tmp_path / "t.safetensors", {"x": stored}, metadata={})  # type: ignore[dict-item]
     tensor = as_torch(read_safetensors(tmp_path / "t.safetensors")[0]["x"])
     assert tensor.dtype == expected.dtype
     assert torch.equal(tensor, expected)
@@ -96,7 +98,7 @@ def test_stored_bytes_become_tensors(stored: object, expected: torch.Tensor, tmp
 
 def test_an_element_type_that_nothing_computes_with_is_named(tmp_path: Path) -> None:
     path = tmp_path / "t.safetensors"
-    write_safetensors(path, {"x": np.array([1, 0], np.bool_)}, {})
+    write_safetensors(path, {"x": np.array([1, 0], np.bool_)}, metadata={})
     stored: StoredTensor = read_safetensors(path)[0]["x"]
     with pytest.raises(RecordingError, match=f"x is stored as {stored.dtype}"):
         as_torch(stored)

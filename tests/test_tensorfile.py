@@ -22,7 +22,7 @@ ARRAYS = {
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
     path = tmp_path / "model.safetensors"
-    write_safetensors(path, ARRAYS, {"format": "pt"})
+    write_safetensors(path, ARRAYS, metadata={"format": "pt"})
     return path
 
 
@@ -52,7 +52,7 @@ def test_written_tensors_are_aligned_and_bytes_repeat(written: Path, tmp_path: P
     tensors, _ = read_safetensors(written)
     assert [t.name for t in tensors.values() if t.offset % (t.nbytes // max(1, t.numel) or 1)] == []
     again = tmp_path / "again"
-    write_safetensors(again, ARRAYS, {"format": "pt"})
+    write_safetensors(again, ARRAYS, metadata={"format": "pt"})
     assert again.read_bytes() == written.read_bytes()
 
 

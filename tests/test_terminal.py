@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from draftgauge.acceptance import Blocks, Policy
-from draftgauge.compare import compare
-from draftgauge.evaluate import evaluate
+from draftgauge.compare import compare_runs
+from draftgauge.evaluate import evaluate_checkpoint
 from draftgauge.inspection import inspect_checkpoint
 from draftgauge.report.terminal import (
     caveat_lines,
@@ -38,7 +38,9 @@ MANY = (
 
 @cache
 def real() -> Run:
-    return evaluate(tiny.workshop() / "drafter", tiny.recording().path, root=tiny.workshop() / "runs")
+    return evaluate_checkpoint(
+        tiny.workshop() / "drafter", tiny.recording().path, root=tiny.workshop() / "runs"
+    )
 
 
 @cache
@@ -84,8 +86,8 @@ def reports(folder: Path) -> dict[str, str]:
         "run": run_report(real()),
         "wide": run_report(wide()),
         "unusual": run_report(unusual()),
-        "comparison": comparison_report(compare(real(), real())),
-        "wide comparison": comparison_report(compare(wide(), wide())),
+        "comparison": comparison_report(compare_runs(real(), real())),
+        "wide comparison": comparison_report(compare_runs(wide(), wide())),
         "runs": run_list([real(), wide()]),
         "no runs": run_list([]),
         "recordings": recording_list([tiny.recording()]),
@@ -245,7 +247,7 @@ def test_shares_are_never_rounded_to_none_or_all(ends: tuple[int, ...], shares: 
 
 def test_a_comparison_says_what_is_the_same_what_differs_and_what_is_left_out() -> None:
     value = {
-        **compare(real(), real()),
+        **compare_runs(real(), real()),
         "dropped": ["c"],
         "dropped_policies": ["ddtree1024"],
         "different": {

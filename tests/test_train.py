@@ -13,9 +13,9 @@ import torch
 
 from draftgauge.checkpoint import open_checkpoint
 from draftgauge.errors import InputError, RecordingError, RunError, TargetError, WiringError
-from draftgauge.evaluate import Options, evaluate
+from draftgauge.evaluate import Options, evaluate_checkpoint
 from draftgauge.features import as_torch
-from draftgauge.record import Request, record
+from draftgauge.record import Request, record_target
 from draftgauge.recording import Recording, open_recording
 from draftgauge.stated import wiring_of
 from draftgauge.train import (
@@ -192,7 +192,7 @@ def test_a_checkpoint_is_a_trainers_own_file(step: int) -> None:
 
 def test_what_was_trained_can_be_measured_and_has_learned() -> None:
     early, late = (
-        evaluate(
+        evaluate_checkpoint(
             trained() / f"step_{step}",
             tiny.recording().path,
             Options(dtype="float32"),
@@ -284,10 +284,10 @@ def test_another_plan_needs_another_folder(changes: dict[str, Any], words: str) 
 
 
 def test_another_recording_needs_another_folder(tmp_path: Path) -> None:
-    other = record(
+    other = record_target(
         tiny.workshop() / "target",
         tiny.prompt_set(["one"]),
-        Request(taps=(1, 3, 5), max_new_tokens=8),
+        request=Request(taps=(1, 3, 5), max_new_tokens=8),
         root=tmp_path,
     )
     with pytest.raises(RunError, match="recording is"):
@@ -332,7 +332,9 @@ def test_a_plan_that_does_not_fit_the_target_is_refused(
 def own_target(tmp_path: Path) -> tuple[Recording, Path]:
     target = tiny.target_dir(tmp_path / "target")
     request = Request(taps=(1, 3), max_new_tokens=4)
-    return record(target, tiny.prompt_set(["one"]), request, root=tmp_path / "recordings"), target
+    return record_target(
+        target, tiny.prompt_set(["one"]), request=request, root=tmp_path / "recordings"
+    ), target
 
 
 def test_a_target_that_does_not_say_its_shape_is_refused(own_target: tuple[Recording, Path]) -> None:

@@ -16,7 +16,7 @@ import torch
 
 from draftgauge.drafters import as_torch
 from draftgauge.prompts import Prompt, PromptSet
-from draftgauge.record import Request, record
+from draftgauge.record import Request, record_target
 from draftgauge.recording import Recording, open_recording
 from tests.golden import MODELS, config_of, tensors_of
 
@@ -120,10 +120,10 @@ def workshop() -> Path:
 @cache
 def recording() -> Recording:
     """What the tiny target did on all prompts: taps 1 and 3, which draftA8 reads, and the last layer."""
-    return record(
+    return record_target(
         workshop() / "target",
         prompt_set(),
-        Request(taps=(1, 3, 5), max_new_tokens=NEW_TOKENS),
+        request=Request(taps=(1, 3, 5), max_new_tokens=NEW_TOKENS),
         root=workshop() / "recordings",
     )
 

@@ -5,7 +5,7 @@ online decoding, round for round. The verbs of the command line are functions he
 
     import draftgauge as dg
 
-    run = dg.evaluate("step_4000", "recordings/1f2e3d4c5b6a7980")
+    run = dg.evaluate_checkpoint("step_4000", "recordings/1f2e3d4c5b6a7980")
     print(run.summary["policies"]["chain"]["tau_response"])
 
 Names are loaded when they are first used, so that importing the package costs nothing.
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from draftgauge.acceptance import Policy as Policy
     from draftgauge.checkpoint import Checkpoint as Checkpoint
     from draftgauge.checkpoint import open_checkpoint as open_checkpoint
-    from draftgauge.compare import compare as compare
+    from draftgauge.compare import compare_runs as compare_runs
     from draftgauge.errors import DraftgaugeError as DraftgaugeError
     from draftgauge.evaluate import Options as Options
-    from draftgauge.evaluate import evaluate as evaluate
+    from draftgauge.evaluate import evaluate_checkpoint as evaluate_checkpoint
     from draftgauge.prompts import read_prompts as read_prompts
     from draftgauge.record import Request as Request
-    from draftgauge.record import record as record
+    from draftgauge.record import record_target as record_target
     from draftgauge.recording import Recording as Recording
     from draftgauge.recording import open_recording as open_recording
     from draftgauge.runs import Run as Run
@@ -41,13 +41,13 @@ _HOMES = {
     "Policy": "acceptance",
     "Checkpoint": "checkpoint",
     "open_checkpoint": "checkpoint",
-    "compare": "compare",
+    "compare_runs": "compare",
     "DraftgaugeError": "errors",
     "Options": "evaluate",
-    "evaluate": "evaluate",
+    "evaluate_checkpoint": "evaluate",
     "read_prompts": "prompts",
     "Request": "record",
-    "record": "record",
+    "record_target": "record",
     "Recording": "recording",
     "open_recording": "recording",
     "Run": "runs",

@@ -59,8 +59,8 @@ def _taps(text: str) -> tuple[int, ...]:
     return _numbers(text, least=-1)
 
 
-def _count(text: str) -> int:
-    """A whole number from 1 on."""
+def _count(text: str | int) -> int:
+    """A whole number from 1 on; a default is one already."""
     try:
         (number,) = _numbers(str(text))
     except ValueError:
@@ -163,7 +163,7 @@ def inspect(checkpoint: Path, stated: Any, state_dict: str | None, as_json: bool
     if value["problems"]:
         raise InputError(f"{checkpoint} cannot be evaluated as it is: see the problems above")
     if value["wiring"] is None:
-        raise InputError(f"{checkpoint} cannot be evaluated yet: state the wiring as asked above")
+        raise InputError(f"{checkpoint} cannot be evaluated yet: its wiring is not known, see above")
 
 
 @cli.command(epilog=_EXIT_CODES)
@@ -210,7 +210,7 @@ def record(
           --checkpoint step_4000 --max-new-tokens 512
     """
     from draftgauge.prompts import read_prompts
-    from draftgauge.record import Request, record
+    from draftgauge.record import Request, record_target
     from draftgauge.report.terminal import recording_report
 
     taps = {**stated.wiring, **stated.options}.get("taps")
@@ -223,7 +223,7 @@ def record(
         raise click.UsageError("state what to record: --checkpoint CHECKPOINT or --taps N,N,...")
     prompts = read_prompts(source).first(num_prompts)
     request = Request(taps=tuple(taps), **how)
-    recording = record(target, prompts, request, root=root, progress=_bar())
+    recording = record_target(target, prompts, request=request, root=root, progress=_bar())
     if as_json:
         manifest = json.loads((recording.path / "recording.json").read_text(encoding="utf-8"))
         _print_json({"path": str(recording.path), **manifest})
@@ -289,7 +289,7 @@ def eval_(
           --num-prompts 3 --max-blocks 50 --budgets 16,256,1024
     """
     from draftgauge.acceptance import Policy
-    from draftgauge.evaluate import Options, evaluate
+    from draftgauge.evaluate import Options, evaluate_checkpoint
 
     policies = (
         Policy("chain"),
@@ -298,7 +298,7 @@ def eval_(
         *(Policy("coverage", n) for n in coverage),
     )
     options = Options(stated=stated, policies=policies, **how)
-    run = evaluate(checkpoint, recording, options, root=root, name=name, progress=_bar())
+    run = evaluate_checkpoint(checkpoint, recording, options, root=root, name=name, progress=_bar())
     _print_run(run, as_json=as_json)
 
 
@@ -408,11 +408,11 @@ def compare(run: Path, baseline: Path, as_json: bool) -> None:
     Example:
       draftgauge compare runs/step_4000-1a2b3c4d runs/step_2000-5e6f7a8b
     """
-    from draftgauge.compare import compare
+    from draftgauge.compare import compare_runs
     from draftgauge.report.terminal import comparison_report
     from draftgauge.runs import open_run
 
-    value = compare(open_run(run), open_run(baseline))
+    value = compare_runs(open_run(run), open_run(baseline))
     if as_json:
         _print_json(value)
     else:
@@ -441,20 +441,20 @@ def _bar() -> Any:
 
 def main() -> None:
     """The entry point: maps every error to its exit code."""
+    message = None
     try:
-        code = cli.main(standalone_mode=False) or 0
+        code = cli.main(prog_name="draftgauge", standalone_mode=False) or 0
     except click.ClickException as exc:
         exc.show()
         code = exc.exit_code
     except DraftgaugeError as exc:
-        click.echo(f"error: {exc}", err=True)
-        code = exc.exit_code
+        code, message = exc.exit_code, f"error: {exc}"
     except (KeyboardInterrupt, click.Abort):
-        click.echo("interrupted", err=True)
-        code = 130
+        code, message = 130, "interrupted"
     except Exception as exc:  # everything else is ours: keep what is needed to mend it
-        click.echo(f"internal error ({type(exc).__name__}), please report it with {_write_log()}", err=True)
-        code = 3
+        code, message = 3, f"internal error ({type(exc).__name__}), please report it with {_write_log()}"
+    if message is not None:
+        click.echo(message, err=True)  # not earlier: progress bars close when the error is let go
     sys.exit(code)
 
 

@@ -31,7 +31,7 @@ _MAY_DIFFER: Mapping[str, str] = {
 }
 
 
-def compare(run: Run, baseline: Run) -> dict[str, Any]:
+def compare_runs(run: Run, baseline: Run) -> dict[str, Any]:
     """How `run` differs from `baseline`, per policy, as paired differences over the prompts of both.
 
     Example of the result: `{"policies": {"chain": {"tau_response": {"run": 1.7, "baseline": 1.4,

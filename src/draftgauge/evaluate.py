@@ -73,7 +73,7 @@ class Options:
             raise InputError(f"num_prompts is {self.num_prompts}; expected 1 or more, or none for no limit")
 
 
-def evaluate(
+def evaluate_checkpoint(
     checkpoint_path: str | Path,
     recording_path: str | Path,
     options: Options = Options(),
@@ -128,7 +128,7 @@ def evaluate(
         return existing
     facts = _facts(checkpoint, recording, wiring)
     with new_run(path, plan, facts=facts, checkpoint=checkpoint.files) as folder:
-        drafter = open_drafter(checkpoint, wiring, recording, dtype=options.dtype)
+        drafter = open_drafter(checkpoint, wiring, recording=recording, dtype=options.dtype)
         _require_unchanged(checkpoint)
         drafts = measure(
             drafter,
@@ -142,8 +142,8 @@ def evaluate(
         found: dict[str, PromptBlocks] = {}
         with BlockWriter(folder / BLOCKS) as writer:
             for item, drafted in drafts:
-                found[item.id] = PromptBlocks(item.category, blocks_of(drafted, item, policies))
-                writer.write(item.id, columns_of(drafted, found[item.id].blocks, policies))
+                found[item.id] = PromptBlocks(item.category, blocks_of(drafted, item, policies=policies))
+                writer.write(item.id, columns_of(drafted, found[item.id].blocks, policies=policies))
         blocks = {item.id: found[item.id] for item in items}
         summary = summarise(blocks, policies, every_anchor=options.anchors == "all")
         known = _caveat_facts(checkpoint, wiring, recording, blocks, plan, unverified=unverified)

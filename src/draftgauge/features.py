@@ -65,7 +65,7 @@ def as_torch(stored: StoredTensor) -> Tensor:
 
 
 def read_item(
-    recording: Recording, item: Item, wiring: Wiring, *, dtype: torch.dtype, max_blocks: int | None = None
+    recording: Recording, item: Item, *, wiring: Wiring, dtype: torch.dtype, max_blocks: int | None = None
 ) -> Recorded:
     """The item as the drafter sees it.
 

@@ -81,7 +81,8 @@ def measure(
     if anchors == "walk":
         items = list(checked)
         sequences = [
-            read_item(recording, item, drafter.wiring, dtype=compute, max_blocks=max_blocks) for item in items
+            read_item(recording, item, wiring=drafter.wiring, dtype=compute, max_blocks=max_blocks)
+            for item in items
         ]
 
         def wanted(i: int, drafted: Drafted | None) -> list[int]:
@@ -92,11 +93,11 @@ def measure(
             yield items[i], drafted
         return
     for item in progress(checked, label="evaluate", total=len(items), unit="prompt"):
-        recorded = read_item(recording, item, drafter.wiring, dtype=compute, max_blocks=max_blocks)
+        recorded = read_item(recording, item, wiring=drafter.wiring, dtype=compute, max_blocks=max_blocks)
         yield item, replay(drafter, recorded, budget=budget)
 
 
-def blocks_of(drafted: Drafted, item: Item, policies: Sequence[Policy]) -> acceptance.Blocks:
+def blocks_of(drafted: Drafted, item: Item, *, policies: Sequence[Policy]) -> acceptance.Blocks:
     """A sequence's drafted blocks as acceptance counts them."""
     return acceptance.Blocks(
         anchors=drafted.anchors,
@@ -139,7 +140,7 @@ def vocabulary_misses(blocks: acceptance.Blocks) -> tuple[int, int]:
     return len(drafted_for), len(lacking)
 
 
-def columns_of(drafted: Drafted, blocks: acceptance.Blocks, policies: Sequence[Policy]) -> dict[str, Any]:
+def columns_of(drafted: Drafted, blocks: acceptance.Blocks, *, policies: Sequence[Policy]) -> dict[str, Any]:
     """The columns of blocks.parquet for one prompt."""
     columns: dict[str, Any] = {"anchor": drafted.anchors, "rank": drafted.ranks}
     if drafted.order is not None:

@@ -17,7 +17,7 @@ from draftgauge.wiring import Wiring
 DTYPES = ("float32", "bfloat16")
 
 
-def open_drafter(checkpoint: Checkpoint, wiring: Wiring, recording: Recording, *, dtype: str) -> Drafter:
+def open_drafter(checkpoint: Checkpoint, wiring: Wiring, *, recording: Recording, dtype: str) -> Drafter:
     """The network with the checkpoint's weights and the recorded target's ends.
 
     Raises:

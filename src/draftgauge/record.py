@@ -77,11 +77,11 @@ class Request:
     batch_size: int = 16
 
 
-def record(
+def record_target(
     target_path: str | Path,
     prompts: PromptSet,
-    request: Request,
     *,
+    request: Request,
     root: Path = Path("recordings"),
     progress: Progress = silent,
 ) -> Recording:
@@ -291,7 +291,7 @@ def _write_item(
         "final": _raw(seen.final),
     }
     with publish_file(path) as partial:
-        write_safetensors(partial, tensors, {"item": json.dumps(facts)})
+        write_safetensors(partial, tensors, metadata={"item": json.dumps(facts)})
 
 
 def _agreement(
@@ -343,7 +343,7 @@ def _describe(target: Target, folder: Path, *, plan: RecordingPlan, portable: bo
     (folder / _ENDS_FILE).unlink(missing_ok=True)  # of an unfinished attempt, perhaps with other ends
     if copied:
         with publish_file(folder / _ENDS_FILE) as partial:
-            write_safetensors(partial, {name: _raw(part) for name, part in copied.items()}, {})
+            write_safetensors(partial, {name: _raw(part) for name, part in copied.items()})
     stored = read_safetensors(folder / _ENDS_FILE)[0] if copied else {}
     ends = {}
     for name, place in places.items():

@@ -19,15 +19,15 @@ from draftgauge.wiring import Wiring, tensor_shapes, validate
 class Stated:
     """What the user states about a drafter.
 
-    `wiring` holds fields by name and `source` says where they stand, as in `"--wiring mine.toml"`. `options`
-    holds the fields that an option of the command line states; they come first, each its own source.
-    `block_size` is the one to measure with, which need not be the trained one.
+    `wiring` holds fields by name and `source` says where they stand, as in `"--wiring mine.toml"`.
+    `block_size` is the one to measure with, which need not be the trained one. `options` holds the fields
+    that an option of the command line states; they come before `wiring`, each its own source.
     """
 
     wiring: Mapping[str, Any] = field(default_factory=dict)
     source: str = "given"
-    options: Mapping[str, Any] = field(default_factory=dict)
     block_size: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def wiring_of(checkpoint: Checkpoint, stated: Stated = Stated()) -> Wiring:

@@ -243,6 +243,7 @@ def read_safetensors(path: Path) -> tuple[dict[str, StoredTensor], dict[str, str
 def write_safetensors(
     path: Path,
     tensors: Mapping[str, Array | tuple[str, Array]],
+    *,
     metadata: Mapping[str, str] | None = None,
 ) -> None:
     """Write tensors to `path` as safetensors, one at a time and without a copy of the whole.
