@@ -26,7 +26,7 @@ from tests.conftest import ROOT
 
 pytestmark = pytest.mark.real
 
-NEW_TOKENS = 64
+NEW_TOKENS = 48
 POLICIES = tuple(Policy.parse(slug) for slug in ("chain", "ddtree4", "ddtree8", "ddtree16", "ddtree64"))
 #: Below this gap, in log-probability or logit, float32 rounding may decide otherwise.
 NEAR_TIE = 2e-3
@@ -96,7 +96,7 @@ def test_rounds_equal_our_own_online_loop(policy, recording, drafter, walks, smo
             compared += 1
         else:
             assert len(online.rounds) == len(replayed)
-    assert compared > 150
+    assert compared > 100
 
 
 def exported(checkpoint: Checkpoint, folder: Path) -> Path:
@@ -159,4 +159,4 @@ def test_rounds_equal_the_dflash_packages_online_loop(
         whole = [anchor for anchor in anchors if anchor + block_size <= item.length]
         assert starts[1 : len(whole) + 1] == whole, item.id
         compared += len(whole)
-    assert compared > 150
+    assert compared > 100

@@ -295,8 +295,8 @@ def test_the_wiring_is_a_line_for_each_field_that_somebody_states(tmp_path: Path
     text = inspected(tmp_path)["directory"]
     for field, value, source in (
         ("taps", "1, 3", "config.json: dflash_config.target_layer_ids"),
-        ("block_size", "8", "config.json: block_size"),
-        ("rope_theta", "10000.0", "config.json: rope_theta"),
+        ("block_size", "8", "config.json"),  # under the same name
+        ("rope_theta", "10000.0", "config.json"),
         ("predicts_from_anchor", "false", "default of the z-lab format"),
     ):
         assert re.search(rf"^{field} +{re.escape(value)} +{re.escape(source)}$", text, flags=re.MULTILINE)

@@ -14,8 +14,6 @@ Names are loaded when they are first used, so that importing the package costs n
 from __future__ import annotations
 
 import importlib
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -60,15 +58,6 @@ _HOMES = {
 __all__ = sorted(_HOMES)  # noqa: PLE0605
 
 
-class _Package(ModuleType):
-    """The package, whose functions `evaluate`, `record` and `compare` share their names with modules."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        # Importing a submodule sets it on its package, where it would hide the function from then on.
-        if name not in _HOMES or not isinstance(value, ModuleType):
-            super().__setattr__(name, value)
-
-
 def __getattr__(name: str) -> Any:
     """Loads a public name from its module."""
     if name not in _HOMES:
@@ -79,6 +68,3 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     """The public names too, before they are loaded."""
     return sorted({*globals(), *__all__})
-
-
-sys.modules[__name__].__class__ = _Package

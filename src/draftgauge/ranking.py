@@ -14,7 +14,7 @@ from typing import Any, no_type_check
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int32, Int64
-from numba import njit, prange
+from numba import njit
 
 #: Entries that are compared with the list's last value at a time, before any is looked at alone.
 _STRIDE = 64
@@ -51,7 +51,7 @@ def rank_rows(logits: Float32[np.ndarray, "R V"], entries: Int64[np.ndarray, " R
     return ranking
 
 
-_kernel: Any = njit(cache=True, nogil=True, parallel=True)
+_kernel: Any = njit(cache=True, nogil=True)
 _inlined: Any = njit(inline="always")
 
 
@@ -82,7 +82,7 @@ def _sink(values, entries, value, entry, size):
 def _rank(logits, wanted, ranks, finite, top_entries, top_logits):
     R, V = logits.shape
     K = top_entries.shape[1]
-    for r in prange(R):
+    for r in range(R):
         row, entry = logits[r], wanted[r]
         own = row[entry]
         ahead, unsound = np.int32(0), np.int32(0)

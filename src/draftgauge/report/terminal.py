@@ -310,11 +310,18 @@ def _file_lines(file: Mapping[str, Any]) -> str:
 
 def _wiring_lines(wiring: Mapping[str, Mapping[str, Any]]) -> str:
     """Each field with value and source; those that are only defaults in one paragraph behind."""
-    stated = {n: (_plain(f["value"]), f["source"]) for n, f in wiring.items() if f["source"] != _DEFAULT}
+    stated = {
+        name: (_plain(field["value"]), field["source"].removesuffix(f": {name}"))
+        for name, field in wiring.items()
+        if field["source"] != _DEFAULT
+    }
     names = max(map(len, stated), default=0)
     values = max((len(value) for value, _ in stated.values() if len(value) <= 16), default=0)
     column = names + values + 2 * len(_GAP)
-    lines = [f"{'wiring':<{names}}{_GAP}{'value':<{values}}{_GAP}from", "-" * WIDTH]
+    lines = [
+        f"{'wiring':<{names}}{_GAP}{'value':<{values}}{_GAP}from (under the same name unless said)",
+        "-" * WIDTH,
+    ]
     for name, (value, source) in stated.items():
         start = f"{name:<{names}}{_GAP}{value:<{values}}{_GAP}"
         if len(start) > column:
