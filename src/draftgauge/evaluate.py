@@ -6,13 +6,11 @@ The main path, read downward. What each step means stands where it is done: `che
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from draftgauge.acceptance import Policy
-from draftgauge.caveats import Facts, as_json, caveats
+from draftgauge.caveats import as_json, caveats
 from draftgauge.checkpoint import Checkpoint, digest, open_checkpoint, require_finite, require_tensors, verify
 from draftgauge.errors import InputError
 from draftgauge.measure import (
@@ -22,11 +20,10 @@ from draftgauge.measure import (
     columns_of,
     measure,
     require_measurable,
-    vocabulary_misses,
 )
 from draftgauge.pairing import DTYPES, open_drafter, require_fit
 from draftgauge.progress import Progress, silent
-from draftgauge.recording import Item, Recording, open_recording
+from draftgauge.recording import open_recording
 from draftgauge.runs import (
     BLOCKS,
     FORMAT_VERSION,
@@ -40,13 +37,11 @@ from draftgauge.runs import (
     package_version,
     run_path,
 )
-from draftgauge.stated import Stated, unused_tensors, used_wiring, wiring_of
+from draftgauge.sources import caveat_facts, label_of, reference_facts, source_facts
+from draftgauge.stated import Stated, used_wiring, wiring_of
 from draftgauge.store import write_json
 from draftgauge.summary import PromptBlocks, summarise
 from draftgauge.wiring import Wiring, tensor_shapes
-
-#: Files whose names say nothing about the checkpoint in them; their folder's does.
-_NAMELESS = ("checkpoint", "training_state", "model", "pytorch_model")
 
 
 @dataclass(frozen=True)
@@ -123,10 +118,10 @@ def evaluate_checkpoint(
         instrument=str(package_version("draftgauge")),
     )
     root = Path(root)
-    path = run_path(root, plan, label=_label(checkpoint), name=name)
+    path = run_path(root, plan, label=label_of(checkpoint), name=name)
     if (existing := find_run(root, plan, name=name)) is not None:
         return existing
-    facts = _facts(checkpoint, recording, wiring)
+    facts = source_facts(checkpoint, recording, wiring)
     with new_run(path, plan, facts=facts, checkpoint=checkpoint.files) as folder:
         drafter = open_drafter(checkpoint, wiring, recording=recording, dtype=options.dtype)
         _require_unchanged(checkpoint)
@@ -146,8 +141,8 @@ def evaluate_checkpoint(
                 writer.write(item.id, columns_of(drafted, found[item.id].blocks, policies=policies))
         blocks = {item.id: found[item.id] for item in items}
         summary = summarise(blocks, policies, every_anchor=options.anchors == "all")
-        known = _caveat_facts(checkpoint, wiring, recording, blocks, plan, unverified=unverified)
-        summary |= {"reference": _reference(items), "caveats": as_json(caveats(known))}
+        known = caveat_facts(checkpoint, wiring, recording, blocks, plan, unverified=unverified)
+        summary |= {"reference": reference_facts(items), "caveats": as_json(caveats(known))}
         write_json(folder / SUMMARY, {"version": FORMAT_VERSION, **summary})
     return open_run(path)
 
@@ -164,77 +159,3 @@ def _require_unchanged(checkpoint: Checkpoint) -> None:
     """Makes sure that the files which the network was just loaded from are those that the plan names."""
     for file, seen in checkpoint.fingerprints.items():
         seen.require_unchanged(file)
-
-
-def _label(checkpoint: Checkpoint) -> str:
-    """What a run of this checkpoint is called: its folder, or its file where that has a name of its own."""
-    path = checkpoint.path.resolve()
-    if path.is_dir():
-        return path.name
-    return path.parent.name if path.stem in _NAMELESS else path.stem
-
-
-def _facts(checkpoint: Checkpoint, recording: Recording, wiring: Wiring) -> dict[str, Any]:
-    """What run.json says about the sources, beside the plan."""
-    return {
-        "checkpoint": {
-            "path": str(checkpoint.path.resolve()),
-            "kind": checkpoint.kind,
-            "step": checkpoint.step,
-            "bytes": checkpoint.bytes_file,
-            "files": [path.name for path in checkpoint.files],
-            "key_map": [vars(use) for use in checkpoint.key_map],
-        },
-        "recording": {
-            "path": str(recording.path.resolve()),
-            "prompts": recording.produced.get("prompts"),
-            "target": recording.target.path,
-        },
-        "provenance": dict(wiring.provenance),
-    }
-
-
-def _reference(items: Sequence[Item]) -> dict[str, Any]:
-    """How far the references are the target's own first choice."""
-    tokens = sum(item.completion_len for item in items)
-    agreed = sum(item.agreed for item in items)
-    return {
-        "tokens": tokens,
-        "agreed": agreed,
-        "near_ties": sum(item.near_ties for item in items),
-        "reference_agreement": agreed / tokens if tokens else None,
-        "worst_gap": max((item.worst_gap for item in items), default=None),
-    }
-
-
-def _caveat_facts(
-    checkpoint: Checkpoint,
-    wiring: Wiring,
-    recording: Recording,
-    blocks: Mapping[str, PromptBlocks],
-    plan: Plan,
-    *,
-    unverified: int,
-) -> Facts:
-    reference = _reference([item for item in recording.items if item.id in blocks])
-    misses = [vocabulary_misses(prompt.blocks) for prompt in blocks.values()]
-    return Facts(
-        prompts_asked=max(int(recording.produced.get("prompts_asked", 0)), len(recording.items)),
-        prompts_recorded=len(recording.items),
-        prompts_evaluated=len(blocks),
-        block_size=wiring.block_size,
-        trained_block_size=plan.trained_block_size,
-        unused=unused_tensors(checkpoint, wiring),
-        opaque_classes=checkpoint.opaque_classes,
-        checksums_absent=unverified,
-        dtype=plan.dtype,
-        recorded_dtype=recording.plan.dtype,
-        tokens=reference["tokens"],
-        agreed=reference["agreed"],
-        near_ties=reference["near_ties"],
-        max_blocks=plan.max_blocks,
-        anchors=plan.anchors,
-        drafted_tokens=sum(drafted for drafted, _ in misses),
-        unreachable_tokens=sum(lacking for _, lacking in misses),
-        stored_in=checkpoint.kind,
-    )
