@@ -194,10 +194,9 @@ def bench_open() -> None:
     print(
         f"  peak memory {value['peak'] / 1e9:.2f} GB, of it {value['before'] / 1e9:.2f} GB before opening (torch)"
     )
-    above = value["peak"] - value["before"]
-    print(
-        f"  {value['peak'] / value['model']:.2f} x the model's bytes (aim 1.2), {above / value['model']:.2f} x above torch"
-    )
+    above = (value["peak"] - value["before"]) / value["model"]
+    ratio = value["peak"] / value["model"]
+    print(f"  {ratio:.2f} x the model's bytes (aim 1.2), {above:.2f} x above torch")
 
 
 def bench_help() -> None:

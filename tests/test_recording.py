@@ -294,6 +294,16 @@ def test_folders_that_are_none_at_all(tmp_path: Path) -> None:
         open_recording(tmp_path)
 
 
+def test_a_folder_of_recordings_names_them(tmp_path: Path) -> None:
+    made(tmp_path / "one")
+    with pytest.raises(RecordingError, match=r"it is a folder of recordings; give one of them: one$"):
+        open_recording(tmp_path)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.txt").write_text("a")
+    with pytest.raises(RecordingError, match=r"holds no recording.json: what is in it is not a recording$"):
+        open_recording(tmp_path / "notes")
+
+
 def test_complete_recordings_are_listed_by_name(tmp_path: Path) -> None:
     assert list_recordings(tmp_path / "nowhere") == []
     for name in ("two", "one", f"{PARTIAL}17-three"):

@@ -220,9 +220,7 @@ def open_recording(path: str | Path) -> Recording:
     if not folder.is_dir():
         raise RecordingError(f"{path} is not a folder; `draftgauge recordings` lists what is here")
     if not manifest.is_file():
-        started = any(folder.glob("*.safetensors"))
-        hint = "it was not finished: repeat its `draftgauge record` command" if started else "it is empty"
-        raise RecordingError(f"{path} holds no {MANIFEST}: {hint}")
+        raise RecordingError(f"{path} holds no {MANIFEST}: {_why_none(folder)}")
     value = _read_json(manifest)
     if value.get("kind") != KIND or value.get("version") != FORMAT_VERSION:
         raise RecordingError(
@@ -244,6 +242,16 @@ def open_recording(path: str | Path) -> Recording:
         raise RecordingError(
             f"{manifest} does not have the fields of version {FORMAT_VERSION}: {exc}"
         ) from exc
+
+
+def _why_none(folder: Path) -> str:
+    """Why a folder is no recording, with what helps."""
+    if any(folder.glob("*.safetensors")):
+        return "it was not finished: repeat its `draftgauge record` command"
+    inside = sorted(manifest.parent.name for manifest in folder.glob(f"*/{MANIFEST}"))
+    if inside:
+        return f"it is a folder of recordings; give one of them: {', '.join(inside)}"
+    return "it is empty" if not any(folder.iterdir()) else "what is in it is not a recording"
 
 
 def complete_recording(
