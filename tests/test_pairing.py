@@ -10,7 +10,6 @@ import torch
 from draftgauge.checkpoint import open_checkpoint
 from draftgauge.errors import RecordingError, WiringError
 from draftgauge.pairing import open_drafter, require_fit
-from draftgauge.record import Request, record_target
 from draftgauge.recording import Recording
 from tests import tiny
 from tests.golden import blocks_of, logits_of, wiring_of
@@ -68,11 +67,7 @@ def test_a_drafter_for_the_recorded_target_fits(layers: int | None) -> None:
 @pytest.fixture
 def own_target(tmp_path: Path) -> tuple[Recording, Path]:
     """A recording of a target that a test may change, and that target."""
-    target = tiny.target_dir(tmp_path / "target")
-    request = Request(taps=(1, 3), max_new_tokens=4)
-    return record_target(
-        target, tiny.prompt_set(["one"]), request=request, root=tmp_path / "recordings"
-    ), target
+    return tiny.own_target(tmp_path)
 
 
 def test_a_target_that_changed_since_is_refused(own_target: tuple[Recording, Path]) -> None:

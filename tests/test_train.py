@@ -330,11 +330,7 @@ def test_a_plan_that_does_not_fit_the_target_is_refused(
 
 @pytest.fixture
 def own_target(tmp_path: Path) -> tuple[Recording, Path]:
-    target = tiny.target_dir(tmp_path / "target")
-    request = Request(taps=(1, 3), max_new_tokens=4)
-    return record_target(
-        target, tiny.prompt_set(["one"]), request=request, root=tmp_path / "recordings"
-    ), target
+    return tiny.own_target(tmp_path)
 
 
 def test_a_target_that_does_not_say_its_shape_is_refused(own_target: tuple[Recording, Path]) -> None:

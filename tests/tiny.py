@@ -151,3 +151,10 @@ def draftgauge(*arguments: object, cwd: Path, **variables: str) -> subprocess.Co
         text=True,
         check=False,
     )
+
+
+def own_target(folder: Path) -> tuple[Recording, Path]:
+    """A recording of a target that a test may change, and that target."""
+    target = target_dir(folder / "target")
+    request = Request(taps=(1, 3), max_new_tokens=4)
+    return record_target(target, prompt_set(["one"]), request=request, root=folder / "recordings"), target
