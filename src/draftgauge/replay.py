@@ -135,7 +135,7 @@ def _side_by_side(
     *,
     budget: int,
 ) -> Iterator[tuple[int, Drafted]]:
-    """Drafted at (sequence, anchor) pairs in one pass over the joined context, split by sequence again."""
+    """Blocks at (sequence, anchor) pairs in one pass over the joined context, split by sequence again."""
     anchors = torch.tensor([anchor for _, anchor in pairs])
     starts = torch.tensor([offsets[i] for i, _ in pairs])
     tokens = torch.stack([sequences[i].tokens[anchor] for i, anchor in pairs])
