@@ -10,7 +10,7 @@ import torch
 from draftgauge.errors import RecordingError
 from draftgauge.features import Recorded, as_torch, read_item
 from draftgauge.record import Request, record_target
-from draftgauge.target import load_target
+from draftgauge.target import load_target, observe
 from draftgauge.tensorfile import StoredTensor, read_safetensors, write_safetensors
 from tests import tiny
 from tests.golden import wiring_of
@@ -71,6 +71,23 @@ def test_a_tap_that_was_not_recorded_is_named() -> None:
     wiring = dataclasses.replace(WIRING, taps=(1, 2))
     with pytest.raises(RecordingError, match=r"\[2\] missing; record again with --taps 1,2"):
         read_item(tiny.recording(), tiny.recording().items[0], wiring=wiring, dtype=torch.float32)
+
+
+def test_layers_around_the_taps_are_read_where_they_are_kept(tmp_path: Path) -> None:
+    request = Request(taps=(1, 4), taps_around=True, max_new_tokens=4)
+    names = ["one", "five", "long", "pair", "three", "four"]
+    recording = record_target(
+        tiny.workshop() / "target", tiny.prompt_set(names), request=request, root=tmp_path
+    )
+    first, last = recording.items[0], recording.items[-1]
+    wiring = dataclasses.replace(WIRING, taps=(5, 1, 0), tap_after_final_norm=False)
+    seen = read_item(recording, first, wiring=wiring, dtype=torch.float32)
+    expected = observe(load_target(tiny.workshop() / "target"), seen.tokens.tolist(), taps=(5, 1, 0)).taps
+    assert torch.equal(seen.features, torch.cat(list(expected), dim=1))
+    with pytest.raises(
+        RecordingError, match=r"of prompt four holds \[1, 4\]: \[5, 0\] missing; layers around"
+    ):
+        read_item(recording, last, wiring=wiring, dtype=torch.float32)
 
 
 def test_anchors_are_all_positions_from_which_a_round_can_start() -> None:

@@ -21,12 +21,12 @@ PACKAGE = ROOT / "src" / "draftgauge"
 # Imports go down only; `errors` is everybody's. The roof is the package itself, which names what the floors
 # offer, and `python -m draftgauge`.
 FLOORS = {
-    0: "errors progress tensorfile acceptance ranking tree stats caveats",
+    0: "errors progress tensorfile acceptance ranking tree stats caveats trust repetition",
     1: "store prompts wiring configs keys plainpickle torchfile weights summary",
-    2: "checkpoint recording runs",
+    2: "checkpoint recording runs probe neighbours beside targetfiles",
     3: "target features drafters stated",
-    4: "record replay measure decode pairing",
-    5: "evaluate sources compare train inspection report",
+    4: "record replay measure decode pairing trials controls health witness probing",
+    5: "evaluate sources compare train inspection report check diagnose gates",
     7: "cli",
     8: "draftgauge __main__",
 }
@@ -45,7 +45,7 @@ SIBLINGS = {
 LIBRARIES = {
     "numpy": "*",
     "jaxtyping": "*",
-    "torch": "target features drafters record replay measure decode pairing train",
+    "torch": "target features drafters record replay measure decode pairing train trials controls health witness probing",
     "transformers": "target record",
     "numba": "ranking tree",
     "scipy": "stats",
@@ -67,8 +67,8 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
     "module lines": {},
     "body lines": {},
     "parameters": {
-        "cli.record": "click hands over one parameter for each option",
-        "cli.eval_": "click hands over one parameter for each option",
+        "cli.making.record": "click hands over one parameter for each option",
+        "cli.measuring.eval_": "click hands over one parameter for each option",
         "tree._offer": "a kernel that is inlined: a tuple of arrays would be unpacked at every call",
     },
     "keyword-only": {
@@ -82,6 +82,10 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
         "errors": "a table without behaviour: test_cli checks the exit codes",
         "draftgauge": "only names: test_every_public_name_is_what_the_package_says",
         "__main__": "one line that calls the command line",
+        "options": "test_cli gives every option to the commands that share it",
+        "making": "commands: test_cli runs them",
+        "measuring": "commands: test_cli runs them",
+        "reading": "commands: test_cli runs them",
         "progress": "what it shows is seen on stderr in test_cli; it decides nothing",
         "sources": "what it says is read back from run.json and summary.json in test_evaluate",
         "weights": "the inside of checkpoint: test_checkpoint covers every form of file",

@@ -204,6 +204,70 @@ def test_taps_are_recorded_in_the_order_asked_for_with_the_embedding_among_them(
     torch.testing.assert_close(target.decoder.norm(final), states[-1][0], rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("taps", "around"),
+    [((1, 3), (0, 2, 4)), ((0, 5), (-1, 1, 4)), ((-1,), (0,)), ((2, 3), (1, 4)), ((4, 5), (3,))],
+)
+def test_the_layers_beside_the_taps_are_recorded(
+    taps: tuple[int, ...], around: tuple[int, ...], tiny_target: TinyTarget
+) -> None:
+    folder = tiny_target("targetA")
+    request = Request(taps=taps, taps_around=True, max_new_tokens=3)
+    recording = recorded(folder, request=request)
+    assert recording.plan.around == around
+    assert {item.around for item in recording.items} == {around}
+    item = recording.item("P5")
+    target = load_target(folder)
+    outputs = recording.tensors(item).outputs
+    seen = observe(target, tokens_of(recording, "P5"), taps=(*taps, *around))
+    assert list(outputs) == [*taps, *around]
+    for layer, expected in zip(outputs, seen.taps, strict=True):
+        assert torch.equal(as_torch(outputs[layer]), expected)
+
+
+def seven() -> PromptSet:
+    """Seven prompts, of which the second cannot be recorded."""
+    ids = [(3,), (300,), (4,), (5, 6), (7,), (8,), (9,)]
+    return PromptSet("seven", tuple(Prompt(f"p{i}", prompt_ids=some) for i, some in enumerate(ids)))
+
+
+def test_only_the_first_prompts_that_can_be_recorded_hold_the_layers_beside(tiny_target: TinyTarget) -> None:
+    folder = tiny_target("targetA")
+    request = Request(taps=(1, 3), taps_around=True, max_new_tokens=3, batch_size=2)
+    wide, plain = (
+        recorded(folder, seven(), dataclasses.replace(request, taps_around=on)) for on in (True, False)
+    )
+    assert [item.id for item in wide.items if item.around] == ["p0", "p2", "p3", "p4", "p5"]
+    assert wide.path != plain.path
+    # What holds no layers beside the taps is byte for byte what is recorded without asking for them.
+    assert {i.id for i, j in zip(wide.items, plain.items, strict=True) if i.sha256 == j.sha256} == {"p6"}
+    assert {item.around for item in plain.items} == {()}
+    whole = contents(wide.path)
+    for name in (MANIFEST, "00002.safetensors", "00006.safetensors"):
+        (wide.path / name).unlink()
+    again = recorded(folder, seven(), request)
+    assert (again, contents(again.path)) == (wide, whole)
+
+
+def test_what_may_explain_a_number_later_is_kept(tiny_target: TinyTarget) -> None:
+    folder = tiny_target("targetA")
+    tokenizer_in(folder, chat_template=TEMPLATE)
+    recording = recorded(folder, request=dataclasses.replace(REQUEST, max_new_tokens=2))
+    assert recording.target.rope_theta == 10000.0
+    assert recording.target.special_tokens == {"<unk>": 0, "w2": 2}
+    assert recording.produced["template_switches"] == ["enable_thinking"]
+    files = recording.produced["target_files"]
+    assert list(files)[:3] == ["model.safetensors", "config.json", "generation_config.json"]
+    assert {"tokenizer.json", "tokenizer_config.json"} < set(files)
+    for name, said in files.items():
+        assert said == {"bytes": (folder / name).stat().st_size, "sha256": sha256_file(folder / name)}
+
+
+def test_a_target_without_tokenizer_has_no_special_tokens(tiny_target: TinyTarget) -> None:
+    recording = recorded(tiny_target("targetA"), request=dataclasses.replace(REQUEST, max_new_tokens=2))
+    assert (recording.target.special_tokens, recording.produced["template_switches"]) == ({}, [])
+
+
 def test_bfloat16_is_recorded_as_it_was_computed(tiny_target: TinyTarget) -> None:
     folder = tiny_target("targetA")
     recording = recorded(folder, request=dataclasses.replace(REQUEST, dtype="bfloat16"))

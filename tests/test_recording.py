@@ -24,7 +24,7 @@ from draftgauge.recording import (
     verify_items,
 )
 from draftgauge.store import PARTIAL, sha256_file
-from draftgauge.tensorfile import write_safetensors
+from draftgauge.tensorfile import read_safetensors, write_safetensors
 
 PLAN = RecordingPlan(
     target_digest="a" * 64,
@@ -137,6 +137,28 @@ def test_the_name_of_a_recording_sees_every_field_of_its_plan(field: str) -> Non
     assert len(digest) == 16
 
 
+def test_what_was_not_asked_for_leaves_the_name_as_it_was_before_it_could_be() -> None:
+    before = {k: v for k, v in dataclasses.asdict(PLAN).items() if k != "around"} | {"version": 1}
+    text = json.dumps(before, sort_keys=True)
+    assert PLAN.digest == hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def test_a_manifest_from_before_the_newer_fields_is_read(tmp_path: Path) -> None:
+    special = {"<pad>": 5, "<mask>": 3, "<eos>": 5}
+    recording = made(tmp_path / "recording", rope_theta=1e6, special_tokens=special)
+    assert open_recording(recording.path).target.special_token_ids == (3, 5)
+    value = json.loads((recording.path / MANIFEST).read_text())
+    del value["plan"]["around"], value["target"]["rope_theta"], value["target"]["special_tokens"]
+    for item in value["items"]:
+        del item["around"]
+    (recording.path / MANIFEST).write_text(json.dumps(value))
+    older = open_recording(recording.path)
+    assert older == dataclasses.replace(
+        recording, target=dataclasses.replace(recording.target, rope_theta=None, special_tokens={})
+    )
+    assert older.target.special_token_ids == ()
+
+
 def test_the_identity_of_a_recording_sees_the_items_bytes(tmp_path: Path) -> None:
     one, other = made(tmp_path / "one"), made(tmp_path / "other")
     assert one.digest == other.digest
@@ -151,6 +173,59 @@ def test_taps_are_found_by_layer_in_any_order(tmp_path: Path) -> None:
         recording.tap_rows([1, 3, 5])
     assert "reads taps [1, 3, 5]" in str(caught.value)
     assert str(caught.value).endswith("holds [3, -1]: [1, 5] missing; record again with --taps 1,3,5")
+
+
+def test_a_layer_beside_the_taps_names_the_option_that_keeps_it(tmp_path: Path) -> None:
+    recording = made(tmp_path / "recording")
+    for taps, helps in (([3, 0], True), ([2, 0], True), ([3, 1], False), ([0, 1], False)):
+        with pytest.raises(RecordingError) as caught:
+            recording.tap_rows(taps)
+        assert ("or with --taps-around, which keeps" in str(caught.value)) is helps
+
+
+def widened(recording: Recording, *, held: int = 2) -> Recording:
+    """The recording with layers 0 and 2 kept beside the taps for its first prompt; its file holds `held` of them."""
+    first, *others = recording.items
+    path = recording.path / first.file
+    plain = {
+        name: stored.to_float32() for name, stored in read_safetensors(path)[0].items() if name != "tokens"
+    }
+    tokens = np.arange(TOKENS, dtype=np.int32)
+    beside = np.arange(held * TOKENS * HIDDEN, dtype=np.float32).reshape(held, TOKENS, HIDDEN)
+    write_safetensors(path, {"tokens": tokens, **plain, "around": beside})
+    first = dataclasses.replace(first, sha256=sha256_file(path), around=(0, 2))
+    plan = dataclasses.replace(recording.plan, around=(0, 2))
+    return dataclasses.replace(recording, plan=plan, items=(first, *others))
+
+
+def test_every_recorded_layer_is_found_where_it_lies(tmp_path: Path) -> None:
+    plain = made(tmp_path / "recording")
+    taps = plain.tensors(plain.items[0]).taps.to_float32()
+    recording = widened(plain)
+    first, second = recording.items
+    assert (recording.recorded_taps(first), recording.recorded_taps(second)) == ((3, -1, 0, 2), (3, -1))
+    outputs = recording.tensors(first).outputs
+    assert list(outputs) == [3, -1, 0, 2]
+    beside = np.arange(40, dtype=np.float32).reshape(2, TOKENS, HIDDEN)
+    for layer, expected in zip(outputs, [*taps, *beside], strict=True):
+        assert outputs[layer].to_float32().tolist() == expected.tolist()
+    assert list(recording.tensors(second).outputs) == [3, -1]
+
+
+def test_layers_that_an_item_does_not_hold_are_named(tmp_path: Path) -> None:
+    recording = widened(made(tmp_path / "recording"))
+    first, second = recording.items
+    recording.require_recorded([2, -1, 0], item=first)
+    with pytest.raises(RecordingError) as caught:
+        recording.require_recorded([0, -1], item=second)
+    assert "of prompt b holds [3, -1]: [0] missing" in str(caught.value)
+    assert "kept for the first prompts only (a); or record again with --taps 0,-1" in str(caught.value)
+
+
+def test_layers_beside_the_taps_have_the_shape_that_the_manifest_says(tmp_path: Path) -> None:
+    recording = widened(made(tmp_path / "recording"), held=1)
+    with pytest.raises(RecordingError, match=r"around is \(1, 5, 4\), the manifest says \(2, 5, 4\)"):
+        recording.tensors(recording.items[0])
 
 
 def test_an_unknown_item_is_refused_with_the_known_ones(tmp_path: Path) -> None:

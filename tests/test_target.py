@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,12 +14,15 @@ from draftgauge.drafters import as_torch
 from draftgauge.errors import TargetError
 from draftgauge.target import (
     Target,
+    count_layers,
     generate,
     load_target,
     load_tokenizer,
     norm_weight,
     observe,
     own_dtype,
+    rope_theta,
+    special_tokens,
     until_stop,
 )
 from draftgauge.tensorfile import write_safetensors
@@ -240,6 +244,23 @@ def truncated(folder: Path) -> None:
             "dtype 'float64' of target .* is not computed with; expected",
         ),
         (lambda f: config_changed(f, hidden_size=32), "could not be loaded by transformers: "),
+        (
+            lambda f: config_changed(f, num_hidden_layers="six"),
+            "could not be loaded by transformers: .*expected int",
+        ),
+        (lambda f: config_changed(f, rope_theta="1e6"), "could not be loaded by transformers: "),
+        (lambda f: config_changed(f, num_attention_heads=0), "could not be loaded by transformers: "),
+        (lambda f: config_changed(f, text_config=[]), "could not be loaded by transformers: "),
+        (lambda f: config_changed(f, dtype=[16]), "dtype .* of target .* is not computed with"),
+        (
+            lambda f: (f / "config.json").write_text("[]"),
+            r"config.json holds no JSON object; copy the target again",
+        ),
+        (lambda f: (f / "generation_config.json").write_text("[]"), "could not be loaded by transformers: "),
+        (
+            lambda f: (f / "generation_config.json").write_text('{"eos_token_id": ["2"]}'),
+            r"says eos_token_id \['2'\]; expected token ids, in generation_config.json",
+        ),
         (truncated, "target cannot be read: .*truncated or still being written"),
         (
             lacking,
@@ -254,6 +275,57 @@ def test_targets_that_cannot_be_run(
     damage(folder)
     with pytest.raises(TargetError, match=message):
         load_target(folder)
+
+
+def test_the_layers_are_counted_without_loading_them(tiny_target: TinyTarget) -> None:
+    folder = tiny_target("targetB")
+    assert count_layers(folder) == 5 == len(load_target(folder).decoder.layers)
+    (folder / "model.safetensors").unlink()
+    assert count_layers(folder) == 5
+    with pytest.raises(TargetError, match=r"is not understood by transformers: .*expected int"):
+        count_layers(config_changed(folder, num_hidden_layers="five"))
+    with pytest.raises(TargetError, match="is not a Hugging Face directory"):
+        count_layers(folder.parent / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("words", "base"),
+    [
+        ({"rope_theta": 1e6}, 1e6),
+        ({"rope_theta": "absent", "rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}, 5e5),
+    ],
+)
+def test_the_base_of_the_rotary_embedding_under_both_names(
+    words: dict[str, Any], base: float, tiny_target: TinyTarget
+) -> None:
+    assert rope_theta(load_target(config_changed(tiny_target("targetA"), **words))) == base
+
+
+@pytest.mark.parametrize(
+    ("said", "base"),
+    [
+        ({"rope_theta": 500}, 500.0),
+        ({"rope_parameters": None, "rope_theta": 500}, 500.0),
+        ({"rope_parameters": {"full": {"rope_theta": 1e6}, "sliding": {"rope_theta": 1e4}}}, None),
+        ({"rope_parameters": {"full": {"rope_theta": 1e6}, "sliding": {"rope_theta": 1e6}}}, 1e6),
+        ({}, None),
+    ],
+)
+def test_the_base_where_layers_may_differ_or_none_rotates(said: dict[str, Any], base: float | None) -> None:
+    config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(**said))
+    target = Target(Path(), SimpleNamespace(config=config), None, "float32")
+    assert rope_theta(target) == base
+
+
+def test_special_tokens_are_those_that_no_text_has(tiny_target: TinyTarget) -> None:
+    folder = tiny_target("targetA")
+    tokenizer_in(folder)
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer is not None
+    tokenizer.add_special_tokens({"pad_token": "<pad>"})
+    tokenizer.add_tokens(["plain"])
+    assert special_tokens(tokenizer) == {"<unk>": 0, "w2": 2, "<pad>": 256}
+    assert special_tokens(None) == {}
 
 
 def test_an_architecture_of_another_layout_is_refused(tmp_path: Path) -> None:

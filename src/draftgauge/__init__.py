@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from draftgauge.acceptance import Policy as Policy
+    from draftgauge.check import check_checkpoint as check_checkpoint
     from draftgauge.checkpoint import Checkpoint as Checkpoint
     from draftgauge.checkpoint import open_checkpoint as open_checkpoint
     from draftgauge.compare import compare_runs as compare_runs
+    from draftgauge.diagnose import diagnose_checkpoint as diagnose_checkpoint
     from draftgauge.errors import DraftgaugeError as DraftgaugeError
     from draftgauge.evaluate import Options as Options
     from draftgauge.evaluate import evaluate_checkpoint as evaluate_checkpoint
@@ -37,9 +39,11 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Policy": "acceptance",
+    "check_checkpoint": "check",
     "Checkpoint": "checkpoint",
     "open_checkpoint": "checkpoint",
     "compare_runs": "compare",
+    "diagnose_checkpoint": "diagnose",
     "DraftgaugeError": "errors",
     "Options": "evaluate",
     "evaluate_checkpoint": "evaluate",

@@ -14,15 +14,16 @@ from draftgauge.stats import paired_difference, paired_ratio_difference, resolva
 
 #: What must be equal for a difference to mean anything, and how to say it.
 _MUST_MATCH: Mapping[str, str] = {
-    "recording": "recording",
     "target": "target",
     "template": "template",
     "block_size": "block size",
     "predicts_from_anchor": "anchor row",
     "max_blocks": "--max-blocks",
+    "temperature": "temperature",
 }
 #: What may differ and is said.
 _MAY_DIFFER: Mapping[str, str] = {
+    "recording": "recording",
     "checkpoint": "checkpoint",
     "dtype": "compute dtype",
     "anchors": "anchors",
@@ -34,9 +35,11 @@ _MAY_DIFFER: Mapping[str, str] = {
 def compare_runs(run: Run, baseline: Run) -> dict[str, Any]:
     """How `run` differs from `baseline`, per policy, as paired differences over the prompts of both.
 
+    Prompts are the same where their references are, token for token, also in two recordings.
+
     Example of the result: `{"policies": {"chain": {"tau_response": {"run": 1.7, "baseline": 1.4,
-    "difference": {"value": 0.3, "low": 0.2, ...}}}}, "dropped": [], "dropped_policies": [], "same": [...],
-    "different": {"checkpoint": {"run": "1a2b...", "baseline": "5e6f..."}}}`.
+    "difference": {"value": 0.3, "low": 0.2, ...}}}}, "dropped": {"lru_cache": "only in step_4000-1a2b"},
+    "same": [...], "different": {"checkpoint": {"run": "1a2b...", "baseline": "5e6f..."}}}`.
 
     Raises:
         RunError: The runs are not comparable; all reasons are listed.
@@ -47,19 +50,22 @@ def compare_runs(run: Run, baseline: Run) -> dict[str, Any]:
         for key, words in _MUST_MATCH.items()
         if ours[key] != theirs[key]
     ]
+    prompts, dropped = _shared_prompts(run, baseline)
+    if not prompts:
+        blocking.append("prompts: none has the same reference in both")
     if blocking:
         raise RunError(
             "the two runs cannot be compared, they differ in\n  " + "\n  ".join(blocking) + "\n"
-            "Evaluate both checkpoints on one recording with the same options (`draftgauge eval`)"
+            f"Measure one of them as the other was: `draftgauge eval CHECKPOINT --like {baseline.path}`"
         )
-    prompts, dropped = _shared(run.summary["prompts"], baseline.summary["prompts"])
-    policies, dropped_policies = _shared(run.summary["policies"], baseline.summary["policies"])
+    policies = [slug for slug in run.summary["policies"] if slug in baseline.summary["policies"]]
+    either = {**run.summary["policies"], **baseline.summary["policies"]}
     return {
         "run": run.name,
         "baseline": baseline.name,
         "prompts": prompts,
         "dropped": dropped,
-        "dropped_policies": dropped_policies,
+        "dropped_policies": [slug for slug in either if slug not in policies],
         "same": [words for key, words in {**_MUST_MATCH, **_MAY_DIFFER}.items() if ours[key] == theirs[key]],
         "different": {
             words: {"run": ours[key], "baseline": theirs[key]}
@@ -67,15 +73,28 @@ def compare_runs(run: Run, baseline: Run) -> dict[str, Any]:
             if ours[key] != theirs[key]
         }
         | _wiring_differences(run.plan.wiring, baseline.plan.wiring),
+        "untrusted": {r.name: r.failed_controls for r in (run, baseline) if r.failed_controls},
         "policies": {slug: _policy(run, baseline, slug, prompts) for slug in policies},
     }
 
 
-def _shared(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """The names that both have, and those that only one has."""
-    names = {**ours, **theirs}
-    both = [name for name in names if name in ours and name in theirs]
-    return both, [name for name in names if name not in both]
+def _shared_prompts(run: Run, baseline: Run) -> tuple[list[str], dict[str, str]]:
+    """The prompts whose references are the same in both runs, and why the others are left out."""
+    ours, theirs = run.summary["prompts"], baseline.summary["prompts"]
+    same_recording = run.plan.recording_digest == baseline.plan.recording_digest
+    prompts, dropped = [], {}
+    for name in {**ours, **theirs}:
+        if name not in ours or name not in theirs:
+            dropped[name] = f"only in {run.name if name in ours else baseline.name}"
+            continue
+        said = [side[name].get("reference_sha256") for side in (ours, theirs)]
+        if same_recording or (None not in said and said[0] == said[1]):
+            prompts.append(name)
+        elif None in said:
+            dropped[name] = "another recording, and one run is from before references were identified"
+        else:
+            dropped[name] = "its reference text is another in the two recordings"
+    return prompts, dropped
 
 
 def _policy(run: Run, baseline: Run, slug: str, prompts: list[str]) -> dict[str, Any]:
@@ -120,6 +139,7 @@ def _identity(run: Run) -> dict[str, Any]:
         "anchors": plan.anchors,
         "trained_block_size": plan.trained_block_size,
         "instrument": plan.instrument,
+        "temperature": "greedy",
     }
 
 

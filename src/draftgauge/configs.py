@@ -74,12 +74,7 @@ def read_wiring(
     """
     shown = _from_shapes(shapes)
     stated = _given(given or {}, source=given_source)
-    described: Found = {}
-    if config is not None and OWN_KEY in config:
-        own = wiring_from_dict(config[OWN_KEY], source=f"{config_source}: {OWN_KEY}")
-        described = {name: (getattr(own, name), where) for name, where in own.provenance.items()}
-    elif config is not None:
-        described = _from_config(config, source=config_source, shown=shown)
+    described = _described(config, source=config_source, shown=shown)
     _agree(shown, described)
     _agree(shown, stated)
     if "mask_token_id" in stated and "mask_embedding" in shown and "mask_embedding" not in stated:
@@ -100,6 +95,28 @@ def read_wiring(
     provenance = dict.fromkeys(FIELDS, "default: nothing says otherwise")
     provenance |= {name: where for name, (_, where) in known.items()}
     return validate(Wiring(**{name: value for name, (value, _) in known.items()}, provenance=provenance))
+
+
+def described_fields(
+    config: Mapping[str, Any] | None, *, config_source: str, shapes: Shapes
+) -> dict[str, Any]:
+    """The fields of the wiring that a checkpoint states itself, defaults of its format left out."""
+    found = _described(config, source=config_source, shown=_from_shapes(shapes))
+    return {
+        name: value
+        for name, (value, where) in found.items()
+        if name in FIELDS and not where.startswith("default")
+    }
+
+
+def _described(config: Mapping[str, Any] | None, *, source: str, shown: Found) -> Found:
+    """What the config says, in our own words or in the field's."""
+    if config is None:
+        return {}
+    if OWN_KEY not in config:
+        return _from_config(config, source=source, shown=shown)
+    own = wiring_from_dict(config[OWN_KEY], source=f"{source}: {OWN_KEY}")
+    return {name: (getattr(own, name), where) for name, where in own.provenance.items()}
 
 
 def _given(given: Mapping[str, Any], *, source: str) -> Found:

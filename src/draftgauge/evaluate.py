@@ -6,13 +6,15 @@ The main path, read downward. What each step means stands where it is done: `che
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from draftgauge.acceptance import Policy
 from draftgauge.caveats import as_json, caveats
-from draftgauge.checkpoint import Checkpoint, digest, open_checkpoint, require_finite, require_tensors, verify
-from draftgauge.errors import InputError
+from draftgauge.check import block_size_effect, quick_controls
+from draftgauge.checkpoint import Checkpoint, digest
+from draftgauge.errors import InputError, RecordingError, RunError
 from draftgauge.measure import (
     ALWAYS,
     DEFAULT_POLICIES,
@@ -21,9 +23,10 @@ from draftgauge.measure import (
     measure,
     require_measurable,
 )
-from draftgauge.pairing import DTYPES, open_drafter, require_fit
+from draftgauge.pairing import DTYPES, Pair, open_drafter, open_pair, require_sound
 from draftgauge.progress import Progress, silent
-from draftgauge.recording import open_recording
+from draftgauge.recording import Item, open_recording
+from draftgauge.replay import Drafted
 from draftgauge.runs import (
     BLOCKS,
     FORMAT_VERSION,
@@ -37,16 +40,25 @@ from draftgauge.runs import (
     package_version,
     run_path,
 )
-from draftgauge.sources import caveat_facts, label_of, reference_facts, source_facts
-from draftgauge.stated import Stated, used_wiring, wiring_of
+from draftgauge.sources import (
+    Known,
+    caveat_facts,
+    label_of,
+    reference_digest,
+    reference_facts,
+    source_facts,
+)
+from draftgauge.stated import Stated
 from draftgauge.store import write_json
 from draftgauge.summary import PromptBlocks, summarise
-from draftgauge.wiring import Wiring, tensor_shapes
+from draftgauge.trust import outcome
 
 
 @dataclass(frozen=True)
 class Options:
     """How to measure: what the user states about the drafter, what to report, on how much, in which dtype.
+
+    `prompts` are ids, of which the first `num_prompts` are taken; `trainer_step` is where training is now.
 
     Raises:
         InputError: An option has a value that nothing can be measured with.
@@ -56,9 +68,11 @@ class Options:
     policies: tuple[Policy, ...] = DEFAULT_POLICIES
     anchors: str = "all"
     num_prompts: int | None = None
+    prompts: tuple[str, ...] | None = None
     max_blocks: int | None = None
     dtype: str = "float32"
     state_dict: str | None = None
+    trainer_step: int | None = None
 
     def __post_init__(self) -> None:
         require_measurable(self.policies, anchors=self.anchors, max_blocks=self.max_blocks)
@@ -79,7 +93,8 @@ def evaluate_checkpoint(
 ) -> Run:
     """Measures a drafter checkpoint on a recording and keeps the result as a run.
 
-    The same question is answered once: a run that already has this plan is returned as it is.
+    The same question is answered once: a run that already has this plan is returned as it is. Whether its
+    controls passed stands in `summary["trust"]`.
 
     Args:
         checkpoint_path: A drafter directory, a trainer's step directory, a `.pt` or a `.safetensors` file.
@@ -95,64 +110,110 @@ def evaluate_checkpoint(
         RecordingError: The recording is damaged or does not hold what the drafter reads.
         RunError: A run of that name exists with another plan, or no run can have that name.
     """
-    checkpoint = open_checkpoint(checkpoint_path, state_dict=options.state_dict)
-    trained = wiring_of(checkpoint, options.stated)
-    wiring = used_wiring(trained, options.stated)
-    recording = open_recording(recording_path)
-    items = recording.items[: options.num_prompts]
-    policies = tuple(sorted({*options.policies, *ALWAYS}))
-    require_fit(wiring, recording)
-    unverified = _require_sound(checkpoint, wiring, progress=progress)
-    plan = Plan(
-        checkpoint_digest=digest(checkpoint),
-        recording_digest=recording.digest,
-        wiring=wiring.as_dict(),
-        prompts=tuple(item.id for item in items),
-        policies=tuple(policy.slug for policy in policies),
-        anchors=options.anchors,
-        dtype=options.dtype,
-        max_blocks=options.max_blocks,
-        trained_block_size=trained.block_size,
-        target_digest=recording.plan.target_digest,
-        template=recording.plan.template,
-        instrument=str(package_version("draftgauge")),
+    pair = open_pair(
+        checkpoint_path,
+        recording_path,
+        stated=options.stated,
+        state_dict=options.state_dict,
+        num_prompts=options.num_prompts,
+        prompts=options.prompts,
     )
+    policies = tuple(sorted({*options.policies, *ALWAYS}))
+    unverified = require_sound(pair.checkpoint, pair.wiring, progress=progress)
+    plan = _plan(pair, policies, options)
     root = Path(root)
-    path = run_path(root, plan, label=label_of(checkpoint), name=name)
+    path = run_path(root, plan, label=label_of(pair.checkpoint), name=name)
     if (existing := find_run(root, plan, name=name)) is not None:
         return existing
-    facts = source_facts(checkpoint, recording, wiring)
-    with new_run(path, plan, facts=facts, checkpoint=checkpoint.files) as folder:
-        drafter = open_drafter(checkpoint, wiring, recording=recording, dtype=options.dtype)
-        _require_unchanged(checkpoint)
+    facts = source_facts(pair)
+    with new_run(path, plan, facts=facts, checkpoint=pair.checkpoint.files) as folder:
+        drafter = open_drafter(pair.checkpoint, pair.wiring, recording=pair.recording, dtype=options.dtype)
+        _require_unchanged(pair.checkpoint)
         drafts = measure(
             drafter,
-            recording,
-            items=items,
+            pair.recording,
+            items=pair.items,
             policies=policies,
             anchors=options.anchors,
             max_blocks=options.max_blocks,
             progress=progress,
         )
-        found: dict[str, PromptBlocks] = {}
-        with BlockWriter(folder / BLOCKS) as writer:
-            for item, drafted in drafts:
-                found[item.id] = PromptBlocks(item.category, blocks_of(drafted, item, policies=policies))
-                writer.write(item.id, columns_of(drafted, found[item.id].blocks, policies=policies))
-        blocks = {item.id: found[item.id] for item in items}
+        blocks = _write_blocks(folder, drafts, policies=policies, pair=pair)
         summary = summarise(blocks, policies, every_anchor=options.anchors == "all")
-        known = caveat_facts(checkpoint, wiring, recording, blocks, plan, unverified=unverified)
-        summary |= {"reference": reference_facts(items), "caveats": as_json(caveats(known))}
+        controls = quick_controls(pair, drafter, blocks=sum(len(p.blocks.anchors) for p in blocks.values()))
+        summary |= {"reference": reference_facts(pair.items), "trust": outcome(controls)}
+        known = Known(
+            unverified_records=unverified,
+            stated=options.stated,
+            trainer_step=options.trainer_step,
+            controls=controls,
+            block_size_effect=block_size_effect(pair, drafter),
+        )
+        facts_known = caveat_facts(pair, plan, blocks, summary, known=known)
+        summary["caveats"] = as_json(caveats(facts_known))
         write_json(folder / SUMMARY, {"version": FORMAT_VERSION, **summary})
     return open_run(path)
 
 
-def _require_sound(checkpoint: Checkpoint, wiring: Wiring, *, progress: Progress) -> int:
-    """Makes sure that the weights are whole and what the wiring reads; how many records carry no checksum."""
-    require_tensors(checkpoint, tensor_shapes(wiring))
-    names = checkpoint.tensors
-    require_finite(checkpoint, progress(names, label="check weights", total=len(names), unit="tensor"))
-    return verify(checkpoint).absent
+def options_like(run: Run, options: Options) -> tuple[Path, Options]:
+    """The recording and the options with which an earlier run measured; only what is about the checkpoint is kept.
+
+    Raises:
+        RunError: The recording is not where the run says, or is another one now.
+    """
+    plan, path = run.plan, Path(run.manifest["recording"]["path"])
+    try:
+        found = open_recording(path).digest
+    except RecordingError as exc:
+        raise RunError(f"--like {run.path}: its recording is not there any more: {exc}") from exc
+    if found != plan.recording_digest:
+        raise RunError(
+            f"--like {run.path}: the recording at {path} is another one now ({found[:16]}, measured was "
+            f"{plan.recording_digest[:16]}); record the same prompts again, and evaluate both checkpoints on that"
+        )
+    return path, replace(
+        options,
+        stated=replace(options.stated, block_size=plan.wiring["block_size"]),
+        policies=tuple(Policy.parse(slug) for slug in plan.policies),
+        anchors=plan.anchors,
+        prompts=plan.prompts,
+        num_prompts=None,
+        max_blocks=plan.max_blocks,
+        dtype=plan.dtype,
+    )
+
+
+def _plan(pair: Pair, policies: Sequence[Policy], options: Options) -> Plan:
+    return Plan(
+        checkpoint_digest=digest(pair.checkpoint),
+        recording_digest=pair.recording.digest,
+        wiring=pair.wiring.as_dict(),
+        prompts=tuple(item.id for item in pair.items),
+        policies=tuple(policy.slug for policy in policies),
+        anchors=options.anchors,
+        dtype=options.dtype,
+        max_blocks=options.max_blocks,
+        trained_block_size=pair.trained.block_size,
+        target_digest=pair.recording.plan.target_digest,
+        template=pair.recording.plan.template,
+        instrument=str(package_version("draftgauge")),
+    )
+
+
+def _write_blocks(
+    folder: Path, drafts: Iterable[tuple[Item, Drafted]], *, policies: Sequence[Policy], pair: Pair
+) -> dict[str, PromptBlocks]:
+    """Keeps every block on disk as it comes; the blocks by prompt, in the recording's order."""
+    found: dict[str, PromptBlocks] = {}
+    with BlockWriter(folder / BLOCKS) as writer:
+        for item, drafted in drafts:
+            found[item.id] = PromptBlocks(
+                category=item.category,
+                blocks=blocks_of(drafted, item, policies=policies),
+                reference_sha256=reference_digest(pair.recording, item),
+            )
+            writer.write(item.id, columns_of(drafted, found[item.id].blocks, policies=policies))
+    return {item.id: found[item.id] for item in pair.items}
 
 
 def _require_unchanged(checkpoint: Checkpoint) -> None:

@@ -1,6 +1,6 @@
 """Joins a recorded item's taps into the features that a drafter's wiring reads.
 
-Knows which rows of a recording are which taps, and that a last layer may be tapped before or after the
+Knows that a last layer may be tapped before or after the
 target's final norm. Knows nothing of networks.
 
 Letters: A anchors, T positions, F features per position (taps x H), H hidden size.
@@ -77,18 +77,17 @@ def read_item(
         max_blocks: Keep only the first so many anchors, 1 or more: the reference is cut after them.
 
     Raises:
-        RecordingError: A tap that the drafter reads was not recorded, or the item is damaged.
+        RecordingError: The item does not hold a tap that the drafter reads, or is damaged.
     """
-    rows = recording.tap_rows(wiring.taps)
+    recording.require_recorded(wiring.taps, item=item)
     tensors = recording.tensors(item)
     length = item.length if max_blocks is None else min(item.length, item.prompt_len + max_blocks + 1)
-    taps = as_torch(tensors.taps)
     last = recording.target.num_layers - 1
     parts = []
-    for row, tap in zip(rows, wiring.taps, strict=True):
-        part = taps[row, :length]
+    for tap in wiring.taps:
+        part = as_torch(tensors.outputs[tap])[:length]
         if tap == last and wiring.tap_after_final_norm:
-            part = _normed(part, as_torch(recording.end("norm")), eps=recording.target.norm_eps)
+            part = normed(part, as_torch(recording.end("norm")), eps=recording.target.norm_eps)
         parts.append(part.to(dtype))
     return Recorded(
         tokens=as_torch(tensors.tokens)[:length].long(),
@@ -97,7 +96,7 @@ def read_item(
     )
 
 
-def _normed(x: Float[Tensor, "T H"], weight: Float[Tensor, " H"], *, eps: float) -> Float[Tensor, "T H"]:
+def normed(x: Float[Tensor, "T H"], weight: Float[Tensor, " H"], *, eps: float) -> Float[Tensor, "T H"]:
     """What the target's final norm makes of its last layer, rounded where the target rounds."""
     wide = x.float()
     wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)

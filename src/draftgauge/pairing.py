@@ -5,16 +5,71 @@ Knows nothing of replaying or counting.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
 import torch
 
-from draftgauge.checkpoint import Checkpoint
+from draftgauge.checkpoint import Checkpoint, open_checkpoint, require_finite, require_tensors, verify
 from draftgauge.drafters import Drafter, load_drafter
 from draftgauge.errors import RecordingError, WiringError
 from draftgauge.features import as_torch
-from draftgauge.recording import ENDS, Recording
-from draftgauge.wiring import Wiring
+from draftgauge.progress import Progress
+from draftgauge.recording import ENDS, Item, Recording, open_recording
+from draftgauge.stated import Stated, used_wiring, wiring_of
+from draftgauge.wiring import Wiring, tensor_shapes
 
 DTYPES = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A checkpoint and the recording that it is measured on, opened and found to fit.
+
+    `trained` is the wiring that the checkpoint was trained with, `wiring` the one to measure with: they differ
+    in the block size where the user asks for another.
+    """
+
+    checkpoint: Checkpoint
+    trained: Wiring
+    wiring: Wiring
+    recording: Recording
+    items: tuple[Item, ...]
+
+
+def open_pair(
+    checkpoint_path: str | Path,
+    recording_path: str | Path,
+    *,
+    stated: Stated,
+    state_dict: str | None = None,
+    num_prompts: int | None = None,
+    prompts: Sequence[str] | None = None,
+) -> Pair:
+    """The checkpoint and the recording, with the items to measure on.
+
+    Args:
+        checkpoint_path: A drafter directory, a trainer's step directory, a `.pt` or a `.safetensors` file.
+        recording_path: A recording's folder.
+        stated: What the user states about the wiring.
+        state_dict: Which weights in a `.pt` that holds several.
+        num_prompts: Only the first so many of the recorded prompts.
+        prompts: Only the prompts of these ids, in the recording's order.
+
+    Raises:
+        CheckpointError: The file is damaged or holds no drafter.
+        WiringError: The wiring is not known completely, or impossible.
+        RecordingError: The recording is damaged, lacks one of `prompts`, or was made of another target.
+    """
+    checkpoint = open_checkpoint(checkpoint_path, state_dict=state_dict)
+    trained = wiring_of(checkpoint, stated)
+    wiring = used_wiring(trained, stated)
+    recording = open_recording(recording_path)
+    asked = None if prompts is None else {recording.item(name).id for name in prompts}
+    items = tuple(item for item in recording.items if asked is None or item.id in asked)[:num_prompts]
+    require_fit(wiring, recording)
+    return Pair(checkpoint, trained, wiring, recording, items)
 
 
 def open_drafter(checkpoint: Checkpoint, wiring: Wiring, *, recording: Recording, dtype: str) -> Drafter:
@@ -56,3 +111,15 @@ def require_fit(wiring: Wiring, recording: Recording) -> None:
             "drafter was trained for, with `draftgauge record --checkpoint`"
         )
     recording.tap_rows(wiring.taps)
+
+
+def require_sound(checkpoint: Checkpoint, wiring: Wiring, *, progress: Progress) -> int:
+    """Makes sure that the weights are whole and what the wiring reads; how many records carry no checksum.
+
+    Raises:
+        CheckpointError: They are not.
+    """
+    require_tensors(checkpoint, tensor_shapes(wiring))
+    names = checkpoint.tensors
+    require_finite(checkpoint, progress(names, label="check weights", total=len(names), unit="tensor"))
+    return verify(checkpoint).absent

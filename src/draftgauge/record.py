@@ -36,27 +36,28 @@ from draftgauge.recording import (
 from draftgauge.store import locked, publish_file, sha256_file, sha256_json
 from draftgauge.target import (
     NEAR_TIE_GAP,
-    VOCABULARY_FILES,
     Target,
+    count_layers,
     generate,
     load_target,
     load_tokenizer,
     norm_weight,
     observe,
     own_dtype,
+    rope_theta,
+    special_tokens,
     until_stop,
 )
+from draftgauge.targetfiles import function_digests, joint_digest, tokenizer_digests
 from draftgauge.tensorfile import StoredTensor, read_safetensors, write_safetensors
 
 TEMPLATES = ("chat", "chat-thinking", "chat-no-thinking", "raw")
 _ENDS_FILE = "ends.safetensors"
 _LOGIT_ROWS = 256
-#: What decides, beside the weights, which function the target computes and where it stops.
-_CONFIG_FILES = ("config.json", "generation_config.json", "adapter_config.json")
-_TOKENIZER_FILES = (
-    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt"),
-    *("chat_template.jinja", "chat_template.json", *VOCABULARY_FILES),
-)
+#: Prompts for which the layers around the taps are recorded too: enough to tell a tap that is off by one.
+AROUND_ITEMS = 5
+#: Variables of a chat template that change what it renders, and that `TEMPLATES` set.
+_TEMPLATE_SWITCHES = ("enable_thinking",)
 #: As which dtypes a stored tensor can be loaded without a change of its values.
 _LOADS_EXACTLY: Mapping[str, tuple[torch.dtype, ...]] = {
     "F32": (torch.float32,),
@@ -67,7 +68,11 @@ _LOADS_EXACTLY: Mapping[str, tuple[torch.dtype, ...]] = {
 
 @dataclass(frozen=True)
 class Request:
-    """What to record. `taps` are layer outputs counted from 0; `dtype` None means the target's own."""
+    """What to record. `taps` are layer outputs counted from 0; `dtype` None means the target's own.
+
+    With `taps_around` the layers below and above every tap are kept too, for the first `AROUND_ITEMS` prompts: a
+    diagnosis then tries whether the drafter was trained on those.
+    """
 
     taps: tuple[int, ...]
     dtype: str | None = None
@@ -75,6 +80,7 @@ class Request:
     template: str = "chat"
     portable: bool = False
     batch_size: int = 16
+    taps_around: bool = False
 
 
 def record_target(
@@ -107,15 +113,19 @@ def record_target(
     dtype = request.dtype or own_dtype(folder_path)
     tokenizer = load_tokenizer(folder_path)
     rendered, failed = _render(prompts, tokenizer, template=request.template)
+    around = _around(request.taps, count_layers(folder_path)) if request.taps_around else ()
+    files = function_digests(folder_path, progress=progress)
+    texts = tokenizer_digests(folder_path)
     plan = RecordingPlan(
-        target_digest=_target_digest(folder_path, progress=progress),
-        tokenizer_digest=_tokenizer_digest(folder_path),
+        target_digest=joint_digest(files),
+        tokenizer_digest=joint_digest(texts),
         template=request.template,
         prompts_digest=prompts.digest,
         rendered_digest=sha256_json(rendered),
         taps=request.taps,
         dtype=dtype,
         max_new_tokens=request.max_new_tokens,
+        around=around,
     )
     folder = root / plan.digest
     if (folder / MANIFEST).is_file():
@@ -126,7 +136,9 @@ def record_target(
         target = load_target(folder_path, dtype=dtype)
         _check_taps(target, request.taps)
         record_of = _describe(target, folder, plan=plan, portable=request.portable)
-        items, late = _record_items(target, prompts, rendered, request, folder=folder, progress=progress)
+        items, late = _record_items(
+            target, prompts, rendered, request, around=around, folder=folder, progress=progress
+        )
         failed |= late
         if not items:
             reasons = "; ".join(f"{name}: {why}" for name, why in failed.items())
@@ -136,16 +148,35 @@ def record_target(
         produced = {
             "prompts": prompts.name,
             "prompts_asked": len(prompts.prompts),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "python": platform.python_version(),
-            "machine": platform.machine(),
-            "batch_size": request.batch_size,
-            "near_tie_gap": NEAR_TIE_GAP[target.dtype],
+            **_produced(target, batch_size=request.batch_size, digests=files | texts),
         }
         return complete_recording(
             folder, plan=plan, target=record_of, items=items, failed=failed, produced=produced
         )
+
+
+def _produced(target: Target, *, batch_size: int, digests: Mapping[str, str]) -> dict[str, Any]:
+    """How the recording was made, and what else of the target may explain it one day."""
+    template = str(getattr(target.tokenizer, "chat_template", None) or "")
+    return {
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "batch_size": batch_size,
+        "near_tie_gap": NEAR_TIE_GAP[target.dtype],
+        "template_switches": [switch for switch in _TEMPLATE_SWITCHES if switch in template],
+        "target_files": {
+            name: {"bytes": (target.path / name).stat().st_size, "sha256": digest}
+            for name, digest in digests.items()
+        },
+    }
+
+
+def _around(taps: Sequence[int], layers: int) -> tuple[int, ...]:
+    """The layers beside the taps that are not tapped themselves, ascending; -1 is the embedding."""
+    beside = {tap + step for tap in taps for step in (-1, 1)}
+    return tuple(sorted(layer for layer in beside - set(taps) if -1 <= layer < layers))
 
 
 def _complete_already(folder: Path, *, portable: bool) -> Recording:
@@ -201,6 +232,7 @@ def _record_items(
     rendered: Mapping[str, list[int]],
     request: Request,
     *,
+    around: tuple[int, ...],
     folder: Path,
     progress: Progress,
 ) -> tuple[list[Item], dict[str, str]]:
@@ -211,14 +243,16 @@ def _record_items(
     failed = {name: problem for name, problem in problems.items() if problem is not None}
     fit = [prompt for prompt in given if prompt.id not in failed]
     paths = {prompt.id: folder / names[prompt.id] for prompt in fit}
+    wider = {prompt.id for prompt in fit[:AROUND_ITEMS]}
     done = {name: _stored_item(path) for name, path in paths.items() if path.is_file()}
     work = _completed(target, fit, rendered, request, done=frozenset(done))
     for prompt, completion in progress(work, label="record", total=len(fit) - len(done), unit="prompt"):
         if len(completion) < 2:
             failed[prompt.id] = f"the completion has {len(completion)} token(s); a round needs at least 2"
             continue
+        layers = (request.taps, around if prompt.id in wider else ())
         tokens, path = rendered[prompt.id] + completion, paths[prompt.id]
-        _write_item(target, prompt, tokens, len(rendered[prompt.id]), request=request, path=path)
+        _write_item(target, prompt, tokens, len(rendered[prompt.id]), layers=layers, path=path)
         done[prompt.id] = _stored_item(path)
     return [done[prompt.id] for prompt in prompts.prompts if prompt.id in done], failed
 
@@ -264,9 +298,17 @@ def _completed(
 
 
 def _write_item(
-    target: Target, prompt: Prompt, tokens: list[int], prompt_len: int, *, request: Request, path: Path
+    target: Target,
+    prompt: Prompt,
+    tokens: list[int],
+    prompt_len: int,
+    *,
+    layers: tuple[tuple[int, ...], tuple[int, ...]],
+    path: Path,
 ) -> None:
-    seen = observe(target, tokens, taps=request.taps)
+    """Observes the target on `tokens` and writes the item; `layers` are the taps, and those around them."""
+    taps, around = layers
+    seen = observe(target, tokens, taps=taps + around)
     if not bool(seen.taps.isfinite().all() and seen.normed.isfinite().all()):
         raise TargetError(
             f"the target's hidden states on prompt {prompt.id} are not finite ({target.dtype}); record with "
@@ -287,9 +329,12 @@ def _write_item(
     }
     tensors = {
         "tokens": _raw(torch.tensor(tokens, dtype=torch.int32)),
-        "taps": _raw(seen.taps),
+        "taps": _raw(seen.taps[: len(taps)]),
         "final": _raw(seen.final),
     }
+    if around:  # left out otherwise, so that the bytes are those of before it could be asked for
+        facts["around"] = around
+        tensors["around"] = _raw(seen.taps[len(taps) :])
     with publish_file(path) as partial:
         write_safetensors(partial, tensors, metadata={"item": json.dumps(facts)})
 
@@ -313,6 +358,7 @@ def _agreement(
 def _stored_item(path: Path) -> Item:
     try:
         facts = json.loads(read_safetensors(path)[1]["item"])
+        facts["around"] = tuple(facts.get("around", ()))
         return Item(file=path.name, sha256=sha256_file(path), **facts)
     except (CheckpointError, KeyError, ValueError, TypeError) as exc:
         raise RecordingError(f"{path} is damaged: {exc}; remove it and repeat the command") from exc
@@ -361,6 +407,8 @@ def _describe(target: Target, folder: Path, *, plan: RecordingPlan, portable: bo
         norm_eps=float(config.rms_norm_eps),
         stop_token_ids=target.stop_token_ids,
         ends=ends,
+        rope_theta=rope_theta(target),
+        special_tokens=special_tokens(target.tokenizer),
     )
 
 
@@ -378,22 +426,6 @@ def _place(model: Any, part: Tensor, files: Mapping[str, StoredTensor]) -> Store
         if stored.shape == tuple(part.shape) and part.dtype in _LOADS_EXACTLY.get(stored.dtype, ()):
             return stored
     return None
-
-
-def _target_digest(folder: Path, *, progress: Progress) -> str:
-    files = sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")])
-    if not files:
-        raise TargetError(
-            f"target {folder} holds no weights (*.safetensors or *.bin); give a Hugging Face directory"
-        )
-    files += [folder / name for name in _CONFIG_FILES if (folder / name).is_file()]
-    shown = progress(files, label="hash target", total=len(files), unit="file")
-    return sha256_json([[path.name, sha256_file(path)] for path in shown])
-
-
-def _tokenizer_digest(folder: Path) -> str:
-    found = [folder / name for name in _TOKENIZER_FILES if (folder / name).is_file()]
-    return sha256_json([[path.name, sha256_file(path)] for path in found])
 
 
 def _raw(tensor: Tensor) -> Any:

@@ -1,7 +1,8 @@
 """What is kept of a target: token ids, tap features and the final state of every prompt, and where from.
 
     recordings/<digest>/recording.json      written last: its presence means complete
-    recordings/<digest>/<item>.safetensors  tokens [T], taps [taps, T, H], final [T, H] before the norm
+    recordings/<digest>/<item>.safetensors  tokens [T], taps [taps, T, H], final [T, H] before the norm,
+                                            around [n, T, H]: layers beside the taps, first few items only
 
 The digest names the inputs (target weights, tokenizer, template, prompts, taps, dtype, lengths), so the same
 question is recorded once, and a recording cannot be mistaken for another. Knows nothing of torch or models;
@@ -13,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,8 @@ class TargetRecord:
     """Which target was recorded, how it was read, and where its two ends lie.
 
     `digest` is over the bytes of the weights and configs. `ends` maps each of `ENDS` to the file (relative to
-    the recording, or absolute), the tensor's name in it and the SHA-256 of its bytes.
+    the recording, or absolute), the tensor's name in it and the SHA-256 of its bytes. `rope_theta` is None where
+    layers differ in it; it and `special_tokens` (id by text) are not known of older recordings.
     """
 
     path: str
@@ -47,11 +49,21 @@ class TargetRecord:
     norm_eps: float
     stop_token_ids: tuple[int, ...]
     ends: Mapping[str, Mapping[str, str]]
+    rope_theta: float | None = None
+    special_tokens: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def special_token_ids(self) -> tuple[int, ...]:
+        """The ids that no plain text has: ends of turns, padding, masks; ascending."""
+        return tuple(sorted(set(self.special_tokens.values())))
 
 
 @dataclass(frozen=True)
 class RecordingPlan:
-    """Everything that decides what a recording contains; its digest is the recording's name."""
+    """Everything that decides what a recording contains; its digest is the recording's name.
+
+    `around` are the layers beside the taps that the first few items hold too.
+    """
 
     target_digest: str
     tokenizer_digest: str
@@ -61,11 +73,15 @@ class RecordingPlan:
     taps: tuple[int, ...]
     dtype: str
     max_new_tokens: int
+    around: tuple[int, ...] = ()
 
     @property
     def digest(self) -> str:
-        """The first 16 hex digits of the SHA-256 over all fields."""
-        return sha256_json({**dataclasses.asdict(self), "version": FORMAT_VERSION})[:16]
+        """The first 16 hex digits of the SHA-256 over all fields that are asked for."""
+        # A field at its default is left out, so that recordings from before it keep their names.
+        fields = dataclasses.fields(self)
+        asked = {f.name: value for f in fields if (value := getattr(self, f.name)) != f.default}
+        return sha256_json({**asked, "version": FORMAT_VERSION})[:16]
 
 
 @dataclass(frozen=True)
@@ -74,7 +90,8 @@ class Item:
 
     Tokens x[0..length) of which the first `prompt_len` are the prompt. `agreed` of the `length - prompt_len`
     reference tokens are the target's argmax in the recorded pass; `near_ties` of the others lie within the
-    near-tie gap, and `worst_gap` is the largest logit gap among them (0 where all agree).
+    near-tie gap, and `worst_gap` is the largest logit gap among them (0 where all agree). `around` are the
+    layers that its file holds beside the taps.
     """
 
     id: str
@@ -88,6 +105,7 @@ class Item:
     near_ties: int
     worst_gap: float
     text: str
+    around: tuple[int, ...] = ()
 
     @property
     def completion_len(self) -> int:
@@ -97,11 +115,15 @@ class Item:
 
 @dataclass(frozen=True)
 class ItemTensors:
-    """The mapped tensors of one item; `tokens` int32 [T], `taps` [taps, T, H], `final` [T, H]."""
+    """The mapped tensors of one item; `tokens` int32 [T], `taps` [taps, T, H], `final` [T, H].
+
+    `outputs` maps each recorded layer, the taps first and then those around them, to its output [T, H].
+    """
 
     tokens: StoredTensor
     taps: StoredTensor
     final: StoredTensor
+    outputs: Mapping[int, StoredTensor]
 
 
 @dataclass(frozen=True)
@@ -145,23 +167,27 @@ class Recording:
             RecordingError: The file is missing, damaged, or has other shapes than the manifest says.
         """
         path = self.path / item.file
+        names = ["tokens", "taps", "final"] + ["around"] * bool(item.around)
         try:
             stored, _ = read_safetensors(path)
-            tensors = ItemTensors(stored["tokens"], stored["taps"], stored["final"])
+            held = {name: stored[name] for name in names}
         except (CheckpointError, KeyError, OSError) as exc:
             raise RecordingError(f"{path} is not a readable item: {exc}; record it again") from exc
-        hidden, taps = self.target.hidden_size, len(self.plan.taps)
+        hidden = self.target.hidden_size
         shapes = {
-            "tokens": (tensors.tokens, (item.length,)),
-            "taps": (tensors.taps, (taps, item.length, hidden)),
-            "final": (tensors.final, (item.length, hidden)),
+            "tokens": (item.length,),
+            "taps": (len(self.plan.taps), item.length, hidden),
+            "final": (item.length, hidden),
+            "around": (len(item.around), item.length, hidden),
         }
-        for name, (tensor, shape) in shapes.items():
-            if tensor.shape != shape:
+        for name, tensor in held.items():
+            if tensor.shape != shapes[name]:
                 raise RecordingError(
-                    f"{path}: {name} is {tensor.shape}, the manifest says {shape}; record the prompt again"
+                    f"{path}: {name} is {tensor.shape}, the manifest says {shapes[name]}; record the prompt again"
                 )
-        return tensors
+        outputs = {tap: _row(held["taps"], row) for row, tap in enumerate(self.plan.taps)}
+        outputs |= {tap: _row(held["around"], row) for row, tap in enumerate(item.around)}
+        return ItemTensors(held["tokens"], held["taps"], held["final"], outputs)
 
     def end(self, name: str) -> StoredTensor:
         """One of the target's `ENDS`, read in place.
@@ -200,13 +226,44 @@ class Recording:
         Raises:
             RecordingError: A tap was not recorded.
         """
-        missing = [tap for tap in taps if tap not in self.plan.taps]
-        if missing:
-            raise RecordingError(
-                f"the drafter reads taps {list(taps)}, the recording {self.path} holds {list(self.plan.taps)}: "
-                f"{missing} missing; record again with --taps {','.join(map(str, taps))}"
-            )
+        self._require_taps(taps, self.plan.taps, what=f"the recording {self.path}")
         return [self.plan.taps.index(tap) for tap in taps]
+
+    def recorded_taps(self, item: Item) -> tuple[int, ...]:
+        """All layers whose outputs the item holds: the taps, then those around them."""
+        return self.plan.taps + item.around
+
+    def require_recorded(self, taps: Sequence[int], *, item: Item) -> None:
+        """Makes sure that the item holds the outputs of all `taps`.
+
+        Raises:
+            RecordingError: It does not hold one.
+        """
+        what = f"the recording {self.path}" + f" of prompt {item.id}" * bool(self.plan.around)
+        self._require_taps(taps, self.recorded_taps(item), what=what)
+
+    def _require_taps(self, taps: Sequence[int], held: Sequence[int], *, what: str) -> None:
+        missing = [tap for tap in taps if tap not in held]
+        if not missing:
+            return
+        again = f"record again with --taps {','.join(map(str, taps))}"
+        if set(missing) <= set(self.plan.around):
+            with_them = ", ".join(item.id for item in self.items if item.around)
+            again = f"layers around the taps are kept for the first prompts only ({with_them}); or {again}"
+        elif all(min(abs(layer - tap) for tap in self.plan.taps) == 1 for layer in missing):
+            again += ", or with --taps-around, which keeps the layers beside every tap for a few prompts"
+        raise RecordingError(
+            f"the drafter reads taps {list(taps)}, {what} holds {list(held)}: {missing} missing; {again}"
+        )
+
+
+def _row(stored: StoredTensor, row: int) -> StoredTensor:
+    """One entry of a tensor's first dimension, where it lies."""
+    shape = stored.shape[1:]
+    nbytes = stored.nbytes // stored.shape[0]
+    return dataclasses.replace(
+        stored, name=f"{stored.name}[{row}]", shape=shape, offset=stored.offset + row * nbytes
+    )
 
 
 def open_recording(path: str | Path) -> Recording:
@@ -230,11 +287,12 @@ def open_recording(path: str | Path) -> Recording:
     try:
         target = {**value["target"], "stop_token_ids": tuple(value["target"]["stop_token_ids"])}
         plan = {**value["plan"], "taps": tuple(value["plan"]["taps"])}
+        plan["around"] = tuple(plan.get("around", ()))
         return Recording(
             path=folder,
             plan=RecordingPlan(**plan),
             target=TargetRecord(**target),
-            items=tuple(Item(**item) for item in value["items"]),
+            items=tuple(Item(**{**item, "around": tuple(item.get("around", ()))}) for item in value["items"]),
             failed=value["failed"],
             produced=value["produced"],
         )

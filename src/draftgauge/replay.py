@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Int, Int32
+from jaxtyping import Bool, Float, Float32, Int, Int32
 from torch import Tensor
 
 from draftgauge.acceptance import NO_REFERENCE, UNREACHABLE
@@ -83,6 +83,40 @@ def replay(
         hidden = drafter.draft(seen, anchors=chosen, anchor_tokens=recorded.tokens[chosen])
         parts.append(_rank(drafter, hidden, recorded.tokens, chosen, budget=budget))
     return joined(parts)
+
+
+@torch.inference_mode()
+def replay_streaks(
+    drafter: Drafter, recorded: Recorded, *, anchors: Int[Tensor, " A"]
+) -> Int32[np.ndarray, " A"]:
+    """The chain's streak at each anchor, and nothing else: the head is applied only as far as a streak goes.
+
+    Equals `acceptance.streaks` of what `replay` ranks at the same anchors, for a fraction of the head's work:
+    for controls and searches, which compare many functions on a few anchors.
+
+    Args:
+        drafter: As for `replay`.
+        recorded: The sequence.
+        anchors: Strictly increasing anchors, at least one.
+
+    Raises:
+        CheckpointError: As for `replay`.
+        RecordingError: As for `replay`.
+    """
+    _require_features(drafter, recorded)
+    context = drafter.context(recorded.features[: int(anchors[-1])])
+    parts = []
+    for chosen in anchors.split(_anchors_per_slice(drafter, context.length)):
+        seen = context.upto(int(chosen[-1]))
+        hidden = drafter.draft(seen, anchors=chosen, anchor_tokens=recorded.tokens[chosen])
+        references = _references(recorded.tokens, chosen, depth=drafter.wiring.depth)
+        streak = torch.zeros(len(chosen), dtype=torch.int32)
+        alive = torch.arange(len(chosen))
+        for depth in range(drafter.wiring.depth):
+            alive = alive[_hits(drafter, hidden[alive, depth], references[alive, depth])]
+            streak[alive] += 1
+        parts.append(streak.numpy())
+    return np.concatenate(parts)
 
 
 @torch.inference_mode()
@@ -251,11 +285,7 @@ def _rank_rows(
     ids = drafter.ends.target_ids
     entries, reachable = _entries(references, ids, vocabulary=logits.shape[1])
     found = rank_rows(logits.numpy(), entries.numpy(), width=width)
-    if not found.finite.all():
-        raise CheckpointError(
-            f"the drafter's output is not finite in {int((~found.finite).sum())} of {len(found.finite)} rows "
-            f"({hidden.dtype}); try --dtype float32, then check the checkpoint"
-        )
+    _require_finite(found.finite, hidden.dtype)
     norm = logits.logsumexp(dim=1)
     reachable &= references >= 0
     own = logits.gather(1, entries[:, None])[:, 0]
@@ -267,6 +297,29 @@ def _rank_rows(
         (first if ids is None else ids[first]).numpy().astype(np.int32),
         found.top_logits - norm.numpy()[:, None],
     )
+
+
+def _hits(
+    drafter: Drafter, hidden: Float[Tensor, "R H"], references: Int[Tensor, " R"]
+) -> Bool[Tensor, " R"]:
+    """Whether each row's first choice is the reference token, with no list kept."""
+    size = max(1, _LOGIT_BYTES // (4 * len(drafter.ends.head)))
+    parts = []
+    for some, wanted in zip(hidden.split(size), references.split(size), strict=True):
+        logits = drafter.logits(some).float()
+        entries, reachable = _entries(wanted, drafter.ends.target_ids, vocabulary=logits.shape[1])
+        found = rank_rows(logits.numpy(), entries.numpy(), width=1)
+        _require_finite(found.finite, hidden.dtype)
+        parts.append(torch.from_numpy(found.ranks == 0) & reachable & (wanted >= 0))
+    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.bool)
+
+
+def _require_finite(finite: Bool[np.ndarray, " R"], dtype: torch.dtype) -> None:
+    if not finite.all():
+        raise CheckpointError(
+            f"the drafter's output is not finite in {int((~finite).sum())} of {len(finite)} rows "
+            f"({dtype}); try --dtype float32, then check the checkpoint"
+        )
 
 
 def _entries(references: Int[Tensor, " R"], ids: Tensor | None, *, vocabulary: int) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """The run directory: what was measured, on what, and the counts it rests on.
 
     runs/<name>/run.json        plan, digests, versions, machine; written last: its presence means complete
-    runs/<name>/checkpoint      hard link to the checkpoint (a folder of links for a directory), or absent
+    runs/<name>/checkpoint/     hard links to the checkpoint's files, or absent where links are impossible
     runs/<name>/blocks.parquet  one row per prompt and anchor: ranks, tree positions, lists, streaks
     runs/<name>/summary.json    every estimate, every count, every caveat
 
@@ -85,6 +85,11 @@ class Run:
         value = dict(self.manifest["plan"])
         return Plan(**{**value, "prompts": tuple(value["prompts"]), "policies": tuple(value["policies"])})
 
+    @property
+    def failed_controls(self) -> list[str]:
+        """The controls that failed; empty where the run is trusted, or was made before controls were."""
+        return list(self.summary.get("trust", {}).get("failed", ()))
+
     def blocks(self) -> pa.Table:
         """The blocks, one row per prompt and anchor."""
         return pq.read_table(self.path / BLOCKS)
@@ -165,6 +170,7 @@ def new_run(
                 "plan": dataclasses.asdict(plan),
                 "plan_digest": plan.digest,
                 "checkpoint_kept": kept,
+                "checkpoint_files": _stamps(folder / CHECKPOINT),
                 "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
                 "duration_s": time.time() - started,
                 "versions": {name: package_version(name) for name in _PACKAGES},
@@ -199,11 +205,7 @@ def open_run(path: str | Path) -> Run:
 
 
 def find_run(root: Path, plan: Plan, *, name: str | None = None) -> Run | None:
-    """The run below `root` that already answers this plan, under `name` if one is given; None if there is none.
-
-    Raises:
-        RunError: A run there cannot be read.
-    """
+    """The run below `root` that already answers this plan, under `name` if one is given; None if there is none."""
     for run in list_runs(root):
         if run.manifest["plan_digest"] == plan.digest and name in (None, run.name):
             return run
@@ -211,20 +213,48 @@ def find_run(root: Path, plan: Plan, *, name: str | None = None) -> Run | None:
 
 
 def list_runs(root: Path) -> list[Run]:
-    """The complete runs below `root`, oldest first; unfinished ones are not listed.
-
-    Raises:
-        RunError: A complete run cannot be read.
-    """
-    manifests = root.glob(f"*/{MANIFEST}")
-    runs = [open_run(m.parent) for m in manifests if not m.parent.name.startswith(PARTIAL)]
+    """The complete runs below `root`, oldest first; `unreadable_runs` are left out."""
+    runs = [run for run in _found(root).values() if isinstance(run, Run)]
     return sorted(runs, key=lambda run: (run.manifest["started"], run.name))
+
+
+def unreadable_runs(root: Path) -> dict[str, str]:
+    """The folders below `root` that hold a run's manifest and cannot be read, with the reason."""
+    return {name: found for name, found in _found(root).items() if isinstance(found, str)}
+
+
+def _found(root: Path) -> dict[str, Run | str]:
+    """What lies below `root` by name: the run, or why it cannot be read; unfinished ones are not listed."""
+    found: dict[str, Run | str] = {}
+    for manifest in sorted(root.glob(f"*/{MANIFEST}")):
+        if manifest.parent.name.startswith(PARTIAL):
+            continue
+        try:
+            found[manifest.parent.name] = open_run(manifest.parent)
+        except RunError as exc:
+            found[manifest.parent.name] = str(exc)
+    return found
+
+
+def changed_files(run: Run) -> list[str]:
+    """The kept files of the checkpoint that are not, by size, time and inode, what was measured.
+
+    A kept file is a hard link: who edits the original in place edits it too. Equal stamps prove that nobody did;
+    other stamps only that the digest has to be looked at again.
+    """
+    said: Mapping[str, list[int]] = run.manifest.get("checkpoint_files") or {}
+    now = _stamps(run.path / CHECKPOINT)
+    return [name for name in said if said[name] != now.get(name)]
+
+
+def _stamps(kept: Path) -> dict[str, list[int]]:
+    """Size, times of change and inode of every kept file."""
+    stats = {file.name: file.stat() for file in kept.glob("*")}
+    return {name: [s.st_size, s.st_mtime_ns, s.st_ino] for name, s in stats.items()}
 
 
 def _keep_checkpoint(target: Path, files: Sequence[Path]) -> str:
     """Keeps the checkpoint's bytes reachable without copying them."""
-    if len(files) == 1:
-        return keep(files[0], target)
     target.mkdir()
     how = {keep(file, target / file.name) for file in files}
     if "hard link" not in how:

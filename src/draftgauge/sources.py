@@ -5,18 +5,26 @@ Only reads what the measured things say of themselves; measures and writes nothi
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from draftgauge.caveats import Facts
 from draftgauge.checkpoint import Checkpoint
 from draftgauge.measure import vocabulary_misses
+from draftgauge.pairing import Pair
 from draftgauge.recording import Item, Recording
+from draftgauge.repetition import DEGENERATE_SHARE
 from draftgauge.runs import Plan
-from draftgauge.stated import unused_tensors
+from draftgauge.stated import Stated, overridden, unused_tensors
+from draftgauge.stats import outliers
 from draftgauge.summary import PromptBlocks
-from draftgauge.wiring import Wiring
+from draftgauge.trust import Control
 
+#: Files of our own trainer beside its saves: what is trained, and where it is.
+TRAIN_CLAIM, TRAIN_LOG = "train.json", "train.jsonl"
 #: Files whose names say nothing about the checkpoint in them; their folder's does.
 _NAMELESS = ("checkpoint", "training_state", "model", "pytorch_model")
 
@@ -29,12 +37,29 @@ def label_of(checkpoint: Checkpoint) -> str:
     return path.parent.name if path.stem in _NAMELESS else path.stem
 
 
-def source_facts(checkpoint: Checkpoint, recording: Recording, wiring: Wiring) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Known:
+    """What caveats rest on besides the sources and the numbers.
+
+    `unverified_records` of the weights carry no checksum; `trainer_step` is where training is now, where
+    somebody says so; `block_size_effect` as `check.block_size_effect` gives it.
+    """
+
+    unverified_records: int
+    stated: Stated
+    trainer_step: int | None
+    controls: Sequence[Control]
+    block_size_effect: tuple[float, float, int, int] | None
+
+
+def source_facts(pair: Pair) -> dict[str, Any]:
     """What run.json says about the sources, beside the plan."""
+    checkpoint, recording = pair.checkpoint, pair.recording
     return {
         "checkpoint": {
             "path": str(checkpoint.path.resolve()),
             "kind": checkpoint.kind,
+            "state_dict": checkpoint.state_dict,
             "step": checkpoint.step,
             "bytes": checkpoint.bytes_file,
             "files": [path.name for path in checkpoint.files],
@@ -45,8 +70,32 @@ def source_facts(checkpoint: Checkpoint, recording: Recording, wiring: Wiring) -
             "prompts": recording.produced.get("prompts"),
             "target": recording.target.path,
         },
-        "provenance": dict(wiring.provenance),
+        "provenance": dict(pair.wiring.provenance),
     }
+
+
+def reference_digest(recording: Recording, item: Item) -> str:
+    """SHA-256 over an item's token ids and the prompt's length: equal where two recordings say the same."""
+    tokens = recording.tensors(item).tokens
+    sha = hashlib.sha256(f"{item.prompt_len} {tokens.dtype} ".encode())
+    for block in tokens.blocks():
+        sha.update(block)
+    return sha.hexdigest()
+
+
+def trainer_step(checkpoint: Checkpoint, said: int | None) -> int | None:
+    """Where training is now: as somebody says, or as the log of our own trainer does; None if nobody knows."""
+    if said is not None:
+        return said
+    path = checkpoint.path.resolve()
+    log = (path if path.is_dir() else path.parent).parent / TRAIN_LOG
+    try:
+        *_, last = (
+            log.read_text(encoding="utf-8").splitlines() if (log.parent / TRAIN_CLAIM).is_file() else [""]
+        )
+        return int(json.loads(last)["step"])
+    except (OSError, ValueError, KeyError, TypeError):  # no log of ours, or a line that is just being written
+        return None
 
 
 def reference_facts(items: Sequence[Item]) -> dict[str, Any]:
@@ -63,28 +112,30 @@ def reference_facts(items: Sequence[Item]) -> dict[str, Any]:
 
 
 def caveat_facts(
-    checkpoint: Checkpoint,
-    wiring: Wiring,
-    recording: Recording,
-    blocks: Mapping[str, PromptBlocks],
-    plan: Plan,
-    *,
-    unverified: int,
+    pair: Pair, plan: Plan, blocks: Mapping[str, PromptBlocks], summary: Mapping[str, Any], *, known: Known
 ) -> Facts:
-    """What `caveats` decides from; `unverified` records of the weights carry no checksum."""
-    reference = reference_facts([item for item in recording.items if item.id in blocks])
+    """What `caveats` decides from."""
+    checkpoint, recording, reference = pair.checkpoint, pair.recording, summary["reference"]
     misses = [vocabulary_misses(prompt.blocks) for prompt in blocks.values()]
+    by_slug = {control.slug: control for control in known.controls}
     return Facts(
         prompts_asked=max(int(recording.produced.get("prompts_asked", 0)), len(recording.items)),
         prompts_recorded=len(recording.items),
         prompts_evaluated=len(blocks),
-        block_size=wiring.block_size,
+        block_size=pair.wiring.block_size,
         trained_block_size=plan.trained_block_size,
-        unused=unused_tensors(checkpoint, wiring),
+        block_size_effect=known.block_size_effect,
+        overridden=overridden(checkpoint, known.stated, pair.trained),
+        unused=unused_tensors(checkpoint, pair.wiring),
         opaque_classes=checkpoint.opaque_classes,
-        checksums_absent=unverified,
+        checksums_absent=known.unverified_records,
+        step=checkpoint.step,
+        trainer_step=trainer_step(checkpoint, known.trainer_step),
         dtype=plan.dtype,
         recorded_dtype=recording.plan.dtype,
+        template=plan.template,
+        template_switches=recording.produced.get("template_switches", ()),
+        target_change=_complaint(by_slug.get("target-files")),
         tokens=reference["tokens"],
         agreed=reference["agreed"],
         near_ties=reference["near_ties"],
@@ -93,4 +144,40 @@ def caveat_facts(
         drafted_tokens=sum(drafted for drafted, _ in misses),
         unreachable_tokens=sum(lacking for _, lacking in misses),
         stored_in=checkpoint.kind,
+        failed_controls=_slugs(known.controls, "failed"),
+        undecided_controls=_slugs(known.controls, "undecided"),
+        **_apart(summary, by_slug.get("references-degenerate")),
     )
+
+
+def _apart(summary: Mapping[str, Any], loops: Control | None) -> dict[str, Any]:
+    """The prompts that stand apart, and what the chain's tau is without them."""
+    taus = {name: prompt["policies"]["chain"]["tau"] for name, prompt in _with_chain(summary).items()}
+    taus = {name: tau for name, tau in taus.items() if tau is not None}
+    shares: Mapping[str, float] = {} if loops is None else loops.values["repetition_share"]
+    degenerate = {name: share for name, share in shares.items() if share > DEGENERATE_SHARE}
+    names = list(taus)
+    apart = [names[i] for i in outliers(list(taus.values()))]
+    far = {name: taus[name] for name in apart if name not in degenerate}
+    rest = [tau for name, tau in taus.items() if name not in degenerate and name not in far]
+    chain = summary["policies"].get("chain", {})
+    return {
+        "degenerate": degenerate,
+        "outliers": far,
+        "tau": chain.get("tau_response", {}).get("value"),
+        "tau_without": sum(rest) / len(rest) if rest else None,
+        "conventions": chain.get("conventions", {}),
+    }
+
+
+def _with_chain(summary: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {name: prompt for name, prompt in summary["prompts"].items() if "chain" in prompt["policies"]}
+
+
+def _slugs(controls: Sequence[Control], verdict: str) -> list[str]:
+    return [control.slug for control in controls if control.verdict == verdict]
+
+
+def _complaint(control: Control | None) -> str | None:
+    """What a control says where it did not pass."""
+    return control.measured if control is not None and control.verdict in ("failed", "caution") else None

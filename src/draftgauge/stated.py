@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from draftgauge.checkpoint import Checkpoint
-from draftgauge.configs import read_wiring
+from draftgauge.configs import described_fields, read_wiring
 from draftgauge.errors import WiringError
 from draftgauge.wiring import Wiring, tensor_shapes, validate
 
@@ -70,6 +70,24 @@ def used_wiring(trained: Wiring, stated: Stated) -> Wiring:
         return trained
     provenance = {**trained.provenance, "block_size": f"--block-size (trained: {trained.block_size})"}
     return validate(replace(trained, block_size=stated.block_size, provenance=provenance))
+
+
+def overridden(checkpoint: Checkpoint, stated: Stated, wiring: Wiring) -> dict[str, tuple[Any, Any]]:
+    """The fields in which the user's word stands against the checkpoint's own: the file's value, and the stated.
+
+    Example:
+        `{"rope_theta": (100000.0, 10000.0)}`.
+    """
+    said = described_fields(
+        checkpoint.config,
+        config_source=checkpoint.config_source,
+        shapes={name: tensor.shape for name, tensor in checkpoint.tensors.items()},
+    )
+    return {
+        name: (said[name], getattr(wiring, name))
+        for name in {**stated.wiring, **stated.options}
+        if name in said and said[name] != getattr(wiring, name)
+    }
 
 
 def unused_tensors(checkpoint: Checkpoint, wiring: Wiring) -> dict[str, str]:

@@ -13,7 +13,7 @@ symmetric); Kish, "Survey Sampling", 1965 (design effect, linearised variance of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 from jaxtyping import Float64, Int
@@ -29,6 +29,7 @@ ROUGH_BELOW = 20
 _RESAMPLES, _RESAMPLES_AT_ONCE = 2000, 200
 _MOST_DEGENERATE = 0.05
 _ROUNDING = 1e-12
+_FAR_OFF = 3.5
 
 _Pair = tuple[Float64[np.ndarray, " n"], Float64[np.ndarray, " n"]]
 
@@ -44,6 +45,12 @@ class Estimate:
     method: str
     unit: str = "prompt"
     reason: str | None = None
+
+    def within(self, low: float, high: float) -> Estimate:
+        """The estimate with its interval cut to what is possible; what it covers stays covered."""
+        if self.low is None or self.high is None or (low <= self.low and self.high <= high):
+            return self
+        return replace(self, low=max(self.low, low), high=min(self.high, high), method=f"{self.method}; cut")
 
     def as_dict(self) -> dict[str, float | int | str | None]:
         """The estimate as plain values, for JSON."""
@@ -108,6 +115,24 @@ def paired_ratio_difference(
     return _estimate([a, b], "paired difference of pooled ratios", seed, symmetric=True)
 
 
+def outliers(values: ArrayLike) -> list[int]:
+    """Find the prompts that stand far from the others: more than 3.5 robust standard deviations off the median.
+
+    None of fewer than `FEWEST_PROMPTS`, and none where more than half of the values are equal.
+
+    Source: Iglewicz and Hoaglin, "How to Detect and Handle Outliers", 1993 (modified z score).
+
+    Example:
+        `outliers([2.0, 2.1, 1.9, 2.2, 6.0])` is `[4]`.
+    """
+    x = np.asarray(values, dtype=np.float64)
+    if x.size < FEWEST_PROMPTS:
+        return []
+    off = np.abs(x - np.median(x))
+    spread = float(np.median(off))
+    return [] if spread == 0 else np.flatnonzero(0.6745 * off / spread > _FAR_OFF).tolist()
+
+
 def design_effect(values_by_prompt: Sequence[ArrayLike]) -> float | None:
     """Say how many times larger the variance of the pooled mean is than if all values were independent.
 
@@ -146,6 +171,63 @@ def resolvable_difference(differences: ArrayLike) -> float | None:
         return None
     t = distributions.t(values.size - 1)
     return float(t.ppf(0.975) + t.ppf(0.80)) * spread / float(np.sqrt(values.size))
+
+
+@dataclass(frozen=True)
+class Change:
+    """A paired change per anchor with its 95 % interval over `n` units, and the p value of no change.
+
+    `low`, `high` and `p` are None where fewer than `FEWEST_PROMPTS` units were measured. Where every unit
+    changed alike the interval is that one value, and p is 0, or 1 without any change.
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+    p: float | None
+    n: int
+
+
+def change(sums: ArrayLike, sizes: ArrayLike) -> Change:
+    """Estimate the change per anchor from each unit's sum of paired changes and its number of anchors.
+
+    The unit is whatever changes together, such as neighbouring anchors of one text. This asks whether two
+    functions differ on these texts, which needs no new prompts; t intervals on the linearised ratio.
+
+    Raises:
+        InputError: the lengths differ, a number is not finite, a size is negative, or there is no anchor.
+
+    Example:
+        `change([-8, -6, -7, -9, -5], [8, 8, 8, 8, 8])` has value -0.875 and p 0.0006.
+    """
+    pair = _pair(sums, np.zeros(np.shape(sums)), signed=True)[0], _pair(sizes, sizes)[1]
+    _same_prompts(*pair)
+    n = len(pair[0])
+    if not pair[1].sum():
+        raise InputError("There is no anchor to compare on; expected at least one: choose more anchors.")
+    value, error = (float(x[0]) for x in _linearised([pair], np.arange(n)[None]))
+    if n < FEWEST_PROMPTS:
+        return Change(value, None, None, None, n)
+    if error <= _ROUNDING * max(1.0, abs(value)):
+        return Change(value, value, value, float(value == 0), n)
+    t = distributions.t(n - 1)
+    reach = float(t.ppf(0.975)) * error
+    return Change(value, value - reach, value + reach, float(2 * t.sf(abs(value) / error)), n)
+
+
+def holm(p_values: ArrayLike) -> Float64[np.ndarray, " n"]:
+    """Adjust p values for having tried all of them: below 0.05 is then wrong in 1 of 20 families at most.
+
+    Source: Holm, "A Simple Sequentially Rejective Multiple Test Procedure", 1979.
+
+    Example:
+        `holm([0.01, 0.04, 0.03])` is `[0.03, 0.06, 0.06]`.
+    """
+    p = np.asarray(p_values, dtype=np.float64)
+    ascending = np.argsort(p, kind="stable")
+    adjusted = np.empty_like(p)
+    adjusted[ascending] = np.maximum.accumulate(p[ascending] * np.arange(len(p), 0, -1))
+    return np.minimum(adjusted, 1.0)
 
 
 def _pair(numerators: ArrayLike, denominators: ArrayLike, *, signed: bool = False) -> _Pair:

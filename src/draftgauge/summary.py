@@ -28,10 +28,11 @@ from draftgauge.stats import design_effect, mean, ratio
 
 @dataclass(frozen=True)
 class PromptBlocks:
-    """One prompt's blocks, with the category that it is reported under."""
+    """One prompt's blocks, its category, and the digest of the reference that they were accepted against."""
 
     category: str | None
     blocks: Blocks
+    reference_sha256: str | None = None
 
 
 def summarise(
@@ -62,6 +63,7 @@ def summarise(
         "prompts": {
             name: {
                 "category": prompt.category,
+                "reference_sha256": prompt.reference_sha256,
                 "prompt_tokens": prompt.blocks.prompt_tokens,
                 "completion_tokens": prompt.blocks.length - prompt.blocks.prompt_tokens,
                 "stopped": prompt.blocks.stopped,
@@ -87,19 +89,29 @@ def _policy(
     """One policy over all prompts: both tau, the streak, why rounds ended, every convention."""
     counts = [counts_of(walk) for walk in walks.values()]
     total: Counts = reduce(add, counts)
+    depth = max((policy.limit(walk.depth) for walk in walks.values()), default=0)
+    taus, streaks = (1.0, depth + 1.0), (0.0, float(depth))
     value: dict[str, Any] = {
         "label": policy.label,
-        "tau_response": mean([c.committed / c.rounds for c in counts if c.rounds]).as_dict(),
-        "tau_pooled": ratio([c.committed for c in counts], [c.rounds for c in counts]).as_dict(),
-        "streak_response": mean([c.accepted / c.rounds for c in counts if c.rounds]).as_dict(),
-        "streak_pooled": ratio([c.accepted for c in counts], [c.rounds for c in counts]).as_dict(),
+        "tau_response": mean([c.committed / c.rounds for c in counts if c.rounds]).within(*taus).as_dict(),
+        "tau_pooled": ratio([c.committed for c in counts], [c.rounds for c in counts])
+        .within(*taus)
+        .as_dict(),
+        "streak_response": mean([c.accepted / c.rounds for c in counts if c.rounds])
+        .within(*streaks)
+        .as_dict(),
+        "streak_pooled": ratio([c.accepted for c in counts], [c.rounds for c in counts])
+        .within(*streaks)
+        .as_dict(),
         "design_effect": design_effect([walk.streak for walk in walks.values()]),
         "counts": asdict(total),
         "conventions": {name: rule.value(list(walks.values())) for name, rule in CONVENTIONS.items()},
     }
     if every_anchor:
         sums = [all_anchor_counts(policy, prompt.blocks) for prompt in prompts.values()]
-        value["all_anchor_streak"] = ratio([s for s, _ in sums], [n for _, n in sums]).as_dict()
+        value["all_anchor_streak"] = (
+            ratio([s for s, _ in sums], [n for _, n in sums]).within(*streaks).as_dict()
+        )
     return value
 
 

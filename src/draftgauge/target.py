@@ -17,17 +17,19 @@ from typing import Any
 
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 
 from draftgauge.errors import CheckpointError, TargetError
+from draftgauge.targetfiles import VOCABULARY_FILES
 from draftgauge.tensorfile import read_safetensors
 
 #: Logit gaps below which two tokens may swap between batched and single decoding, by compute dtype.
 NEAR_TIE_GAP: Mapping[str, float] = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.03}
-#: Files of which a tokenizer needs at least one; without them transformers makes an empty one up.
-VOCABULARY_FILES = (
-    *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json"),
-    *("spiece.model", "sentencepiece.bpe.model"),
+#: What transformers raises at a config whose fields have wrong types or values, beside what a damaged file does.
+_REFUSALS = (
+    *(OSError, ValueError, KeyError, ImportError, RuntimeError),
+    *(TypeError, AttributeError, ArithmeticError, StrictDataclassError),
 )
 _STORED_DTYPES: Mapping[str, str] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
@@ -73,13 +75,31 @@ def own_dtype(path: str | Path) -> str:
         TargetError: The path is no Hugging Face directory, its weights are damaged, or neither says one.
     """
     config, stored = _described(Path(path))
-    for section in (config, config.get("text_config") or {}):
+    inner = config.get("text_config")
+    for section in (config, inner if isinstance(inner, dict) else {}):
         named = section.get("dtype") or section.get("torch_dtype")
         if named is not None:
             return str(named).removeprefix("torch.")
     if len(stored) == 1 and stored <= set(_STORED_DTYPES):
         return _STORED_DTYPES[stored.pop()]
     raise TargetError(f"target {path} does not say its dtype; state it with --dtype")
+
+
+def count_layers(path: str | Path) -> int:
+    """How many decoder layers the target's config says it has.
+
+    Raises:
+        TargetError: The path is no Hugging Face directory, or its config does not say.
+    """
+    folder = Path(path)
+    _described(folder)
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        return int(config.get_text_config().num_hidden_layers)
+    except _REFUSALS as exc:
+        raise TargetError(
+            f"the config of target {folder} is not understood by transformers: {_line(exc)}"
+        ) from exc
 
 
 def _described(folder: Path) -> tuple[dict[str, Any], set[str]]:
@@ -89,7 +109,9 @@ def _described(folder: Path) -> tuple[dict[str, Any], set[str]]:
             f"target {folder} is not a Hugging Face directory with a config.json; give a local path"
         )
     try:
-        config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        if not isinstance(config, dict):
+            raise TargetError(f"{folder / 'config.json'} holds no JSON object; copy the target again")
         files = sorted(folder.glob("*.safetensors"))
         return config, {stored.dtype for file in files for stored in read_safetensors(file)[0].values()}
     except (OSError, ValueError, CheckpointError) as exc:
@@ -120,6 +142,10 @@ def load_target(path: str | Path, *, dtype: str | None = None) -> Target:
         )
     # What a target's makers recommend for sampling (penalties above all) would also change greedy completions.
     stops = model.generation_config.eos_token_id
+    if not all(type(stop) is int for stop in (stops if isinstance(stops, list) else [stops or 0])):
+        raise TargetError(
+            f"target {path} says eos_token_id {stops!r}; expected token ids, in generation_config.json"
+        )
     model.generation_config = transformers.GenerationConfig(eos_token_id=stops)
     model.requires_grad_(False)
     model.train(False)
@@ -133,8 +159,8 @@ def _load_model(folder: Path, dtype: str) -> Any:
             model, report = loader.from_pretrained(
                 folder, dtype=getattr(torch, dtype), local_files_only=True, output_loading_info=True
             )
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as exc:
-        raise TargetError(f"target {folder} could not be loaded by transformers: {exc}") from exc
+    except _REFUSALS as exc:
+        raise TargetError(f"target {folder} could not be loaded by transformers: {_line(exc)}") from exc
     missing = sorted(report["missing_keys"])
     if missing:
         raise TargetError(
@@ -142,6 +168,11 @@ def _load_model(folder: Path, dtype: str) -> Any:
             "fills at random; copy the target again"
         )
     return model
+
+
+def _line(exc: Exception) -> str:
+    """What an error of another library says, on one line."""
+    return " ".join(str(exc).split())
 
 
 @contextlib.contextmanager
@@ -168,8 +199,8 @@ def load_tokenizer(folder: Path) -> Any | None:
         return None
     try:
         return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as exc:
-        raise TargetError(f"the tokenizer of target {folder} could not be loaded: {exc}") from exc
+    except _REFUSALS as exc:
+        raise TargetError(f"the tokenizer of target {folder} could not be loaded: {_line(exc)}") from exc
 
 
 @torch.inference_mode()
@@ -254,3 +285,28 @@ def norm_weight(target: Target) -> Tensor:
         f"the final norm of {target.path} ({type(norm).__name__}) is not a root mean square norm; such targets "
         "cannot be recorded yet"
     )
+
+
+def rope_theta(target: Target) -> float | None:
+    """The base of the target's rotary embedding; None without one, or where its layers differ in it."""
+    config = target.model.config.get_text_config()
+    said = getattr(config, "rope_parameters", None) or {}
+    # Either one set of parameters, or one for each kind of layer; before transformers 5, a field of its own.
+    sections = [said, *(section for section in said.values() if isinstance(section, Mapping))]
+    bases = {section["rope_theta"] for section in sections if "rope_theta" in section}
+    if not bases and (base := getattr(config, "rope_theta", None)) is not None:
+        bases = {base}
+    return float(bases.pop()) if len(bases) == 1 else None
+
+
+def special_tokens(tokenizer: Any | None) -> dict[str, int]:
+    """The id of every token that no plain text has, by its name; none without a tokenizer.
+
+    Example:
+        `{"<|im_start|>": 1, "<|im_end|>": 2}`.
+    """
+    if tokenizer is None:
+        return {}
+    named = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
+    added = {str(token): index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return named | added

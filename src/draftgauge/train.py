@@ -9,6 +9,7 @@ of how the drafter is measured.
     OUT/train.json              what is trained and on what
     OUT/train.jsonl             one line in 50 steps: step, loss (their mean), learning rate, tokens per second
     OUT/step_N/checkpoint.pt    model_state_dict, optimizer_state_dict, step, config
+    OUT/step_N/probe.safetensors    what the trainer saw and computed at a few anchors, for `check`
 
 Source: DFlash (z-lab, 2026) for the objective; AdamW (Loshchilov and Hutter, 2019).
 
@@ -24,7 +25,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -35,6 +36,8 @@ from draftgauge.configs import OWN_KEY
 from draftgauge.drafters import as_torch
 from draftgauge.drafters.dflash import Context, DFlash, Ends
 from draftgauge.errors import InputError, RecordingError, RunError, TargetError
+from draftgauge.probe import PROBE_FILE, write_probe
+from draftgauge.probing import take_probe
 from draftgauge.progress import Progress, silent
 from draftgauge.recording import ENDS, Item, Recording, TargetRecord
 from draftgauge.store import PARTIAL, locked, publish_directory, write_json
@@ -43,6 +46,8 @@ from draftgauge.wiring import LayerAttention, Wiring, validate
 
 _LOG = "train.jsonl"
 _LOGGED_STEPS = 50
+#: A probe is taken at so many anchors within the first tokens of one completion.
+_PROBED_ANCHORS, _PROBED_TOKENS = 6, 48
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,14 @@ class Batch:
     references: Int[Tensor, "A D"]
 
 
+class ProbeSample(NamedTuple):
+    """What the probe of every save is taken on: `tokens` [T], `features` [S, F] below S, `anchors` [A]."""
+
+    tokens: Int[Tensor, " T"]
+    features: Float[Tensor, "S F"]
+    anchors: Int[Tensor, " A"]
+
+
 def train(recording: Recording, plan: TrainPlan, *, out: Path, progress: Progress = silent) -> Path:
     """Trains a drafter on a recording; repeats of the same call resume after the last saved step.
 
@@ -125,7 +138,8 @@ def train(recording: Recording, plan: TrainPlan, *, out: Path, progress: Progres
         )
         first = _resume(out, drafter, optimizer, plan)
         steps = progress(range(first, plan.steps), label="train", total=plan.steps - first, unit="step")
-        _log(out, _steps(drafter, optimizer, recording, items, plan, steps), plan, drafter, optimizer)
+        probed = probe_sample(recording, items[0], plan)
+        _log(out, _steps(drafter, optimizer, recording, items, plan, steps), plan, drafter, optimizer, probed)
     return out / f"step_{plan.steps}"
 
 
@@ -230,6 +244,15 @@ def sample_batch(
     return Batch(torch.cat(features), tuple(bounds), anchors, anchor_tokens, starts, references)
 
 
+def probe_sample(recording: Recording, item: Item, plan: TrainPlan) -> ProbeSample:
+    """A few anchors of one sequence, cut after the last of their blocks: the same at every save."""
+    stored = recording.tensors(item)
+    last = min(item.length - 1, item.prompt_len + _PROBED_TOKENS)
+    anchors = torch.linspace(item.prompt_len, last - 1, _PROBED_ANCHORS).long().unique()
+    features = as_torch(stored.taps)[:, :last].permute(1, 0, 2).flatten(1).float()
+    return ProbeSample(as_torch(stored.tokens)[: last + plan.block_size].long(), features, anchors)
+
+
 def _steps(
     drafter: DFlash,
     optimizer: torch.optim.Optimizer,
@@ -281,6 +304,7 @@ def _log(
     plan: TrainPlan,
     drafter: DFlash,
     optimizer: torch.optim.Optimizer,
+    probed: ProbeSample,
 ) -> None:
     """Writes the log, and a checkpoint at every step that is to be saved."""
     window: list[float] = []
@@ -301,18 +325,29 @@ def _log(
                 log.flush()
                 window, tokens, since = [], 0, time.perf_counter()
             if done in plan.save_steps or done == plan.steps:
-                _save(out, drafter, optimizer, done)
+                _save(out / f"step_{done}", drafter, optimizer, probed, step=done, autocast=plan.autocast)
 
 
-def _save(out: Path, drafter: DFlash, optimizer: torch.optim.Optimizer, step: int) -> None:
+def _save(
+    folder: Path,
+    drafter: DFlash,
+    optimizer: torch.optim.Optimizer,
+    probed: ProbeSample,
+    *,
+    step: int,
+    autocast: bool,
+) -> None:
     value = {
         "model_state_dict": drafter.state_dict(),
         "optimizer_state_dict": optimizer.state_dict(),
         "step": step,
         "config": {OWN_KEY: drafter.wiring.as_dict()},
     }
-    with publish_directory(out / f"step_{step}") as partial:
+    with publish_directory(folder) as partial:
         torch.save(value, partial / "checkpoint.pt")
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            computed = take_probe(drafter, **probed._asdict())
+        write_probe(partial / PROBE_FILE, computed, dtype="bfloat16" if autocast else "float32")
 
 
 def _claim(out: Path, recording: Recording, plan: TrainPlan, wiring: Wiring) -> None:

@@ -22,7 +22,8 @@ from draftgauge.torchfile import TorchFile, read_torch_file, tensors_in
 _TORCH_SUFFIXES = (".pt", ".pth", ".bin")
 _INDEX_SUFFIX = ".index.json"
 _NOT_WEIGHTS = re.compile(
-    r"(?:optim|scheduler|scaler|rng_state|random_states|training_args|training_state[._]rank|zero_pp)"
+    r"(?:optim|scheduler|scaler|rng_state|random_states|training_args|training_state[._]rank|zero_pp"
+    r"|probe\.safetensors)"
 )
 _FUSION = "fc.weight"
 _CONFIG_KEYS = (

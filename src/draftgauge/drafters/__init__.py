@@ -6,12 +6,12 @@ of recordings, ranks or runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from draftgauge.drafters.dflash import Context, DFlash, Ends
 from draftgauge.errors import FamilyError, WiringError
@@ -44,6 +44,12 @@ class Drafter(Protocol):
 
     def logits(self, hidden: Float[Tensor, "*lead H"]) -> Float[Tensor, "*lead V"]:
         """Scores of the drafter's vocabulary."""
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Its own weights by canonical name."""
+
+    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """Its parts by name, as the weights are named."""
 
 
 FAMILIES: Mapping[str, Callable[[Wiring, Ends], DFlash]] = {"dflash": DFlash}

@@ -1,0 +1,219 @@
+"""Replays the trainer's probe: do training and evaluation compute the same function, and if not, where do they part?
+
+The trainer's own features go through the network as the wiring describes it; the comparison walks in the order of
+the computation, so the first difference names the place. Knows nothing of recordings.
+
+Letters: S positions, F features, A anchors, D depth, B block rows, H hidden size, L layers, K choices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from draftgauge.drafters import Drafter
+from draftgauge.features import as_torch
+from draftgauge.probe import Probe
+from draftgauge.trust import Control
+
+_CHOICES = 8
+_EXPECTATION = "training and evaluation compute the same function"
+#: What rounding may do to values of size 1, by the coarser of the two dtypes.
+_TOLERANCE = {"float32": 1e-3, "bfloat16": 6e-2, "float16": 1e-2}
+#: What rounding may do to a log-probability.
+_LOG_TOLERANCE = {"float32": 5e-3, "bfloat16": 0.25, "float16": 0.05}
+_ADVICE = {
+    "context": "fc, hidden_norm and the order of the taps act there",
+    "embedding": "the mask token, the embedding and its scale, and the anchor row act there",
+    "layer": "RoPE, the masks of the block and the windows act there",
+    "choices": "the output norm, the head, its scale and the vocabulary act there",
+}
+
+
+@dataclass(frozen=True)
+class _Computed:
+    """What the evaluation computes on a probe's input."""
+
+    context: Float[Tensor, "S H"]
+    rows: Float[Tensor, "L1 A B H"]
+    log_probs: Float[Tensor, "A D V"]
+
+
+@torch.inference_mode()
+def probe_controls(drafter: Drafter, probe: Probe) -> list[Control]:
+    """Whether the drafter computes what its trainer computed; where they part if it does not."""
+    misfit = _misfit(drafter, probe)
+    if misfit is not None:
+        return [
+            Control("probe", _EXPECTATION, misfit, "failed", advice="compare the wiring with the trainer's")
+        ]
+    coarser = "bfloat16" if "bfloat16" in (probe.dtype, _dtype(drafter)) else probe.dtype
+    tolerance, log_tolerance = _TOLERANCE.get(coarser, 1e-3), _LOG_TOLERANCE.get(coarser, 5e-3)
+    ours = _compute(drafter, probe)
+    ids, theirs = _tensor(probe, "top_ids").long(), _tensor(probe, "top_log_probs").float()
+    mine = ours.log_probs.gather(2, _entries(drafter, ids))
+    gap = (mine - theirs).abs()
+    first = ours.log_probs.argmax(-1)
+    best = first if drafter.ends.target_ids is None else drafter.ends.target_ids[first]
+    agreed, count = int((best == ids[:, :, 0]).sum()), ids[:, :, 0].numel()
+    values = {"choices": count, "equal": agreed, "largest_log_prob_difference": float(gap.max())}
+    found = f"{agreed} of {count} first choices equal, log-probabilities within {float(gap.max()):.3g}"
+    place = _parting(ours, probe, tolerance)
+    if place is None and float(gap.max()) > log_tolerance:
+        place = "the output norm or the head", "choices"
+    if place is None:
+        return [Control("probe", _EXPECTATION, found, "passed", values)]
+    where, kind = place
+    apart = (gap.amax(dim=(0, 2)) > log_tolerance).nonzero()
+    if len(apart):
+        where += f", and the scores at depth {1 + int(apart[0])}"
+    return [
+        Control(
+            "probe",
+            _EXPECTATION,
+            f"they part at {where}; {found}",
+            "failed",
+            {**values, "parts_at": where},
+            f"{_ADVICE[kind]}: compare those fields of the wiring with the trainer's",
+        )
+    ]
+
+
+@torch.no_grad()
+def take_probe(
+    drafter: Drafter, *, tokens: Int[Tensor, " T"], features: Float[Tensor, "S F"], anchors: Int[Tensor, " A"]
+) -> dict[str, np.ndarray]:
+    """What a trainer's network computes at some anchors, as `probe.write_probe` takes it.
+
+    Called in the trainer's own process and precision: that is what evaluation is to be compared with.
+    """
+    with _watched(drafter) as seen:
+        context = drafter.context(features)
+        hidden = drafter.draft(context, anchors=anchors, anchor_tokens=tokens[anchors])
+        log_probs = drafter.logits(hidden).float().log_softmax(-1)
+    best = log_probs.topk(min(_CHOICES, log_probs.shape[-1]), dim=-1)
+    table = drafter.ends.target_ids
+    ids = best.indices if table is None else table[best.indices]
+    return {
+        "tokens": tokens.int().numpy(),
+        "features": features.float().numpy(),
+        "anchors": anchors.int().numpy(),
+        "top_ids": ids.int().numpy(),
+        "top_log_probs": best.values.numpy(),
+        "rows": torch.stack(seen["rows"]).numpy(),
+        "context": seen["context"][0].numpy(),
+    }
+
+
+def _misfit(drafter: Drafter, probe: Probe) -> str | None:
+    """Why the probe cannot be put into this network; None if it can."""
+    w = drafter.wiring
+    width = probe.tensors["features"].shape[1]
+    if width != len(w.taps) * w.hidden_size:
+        return f"the trainer's features are {width} wide, the wiring's {len(w.taps)} taps of {w.hidden_size}"
+    if probe.depth != w.depth:
+        return f"the trainer drafts {probe.depth} tokens per block, the wiring {w.depth} (block size {w.block_size})"
+    rows = probe.tensors.get("rows")
+    expected = (w.num_layers + 1, probe.tensors["anchors"].shape[0], w.block_size, w.hidden_size)
+    if rows is not None and rows.shape != expected:
+        return f"the trainer's rows are {list(rows.shape)}, the wiring's {list(expected)}"
+    if int(_tensor(probe, "anchors").max()) > probe.tensors["features"].shape[0]:
+        return "the trainer's features end before the last anchor"
+    return None
+
+
+def _compute(drafter: Drafter, probe: Probe) -> _Computed:
+    compute = drafter.ends.embedding.dtype
+    anchors = _tensor(probe, "anchors").long()
+    tokens = _tensor(probe, "tokens").long()
+    with _watched(drafter) as seen:
+        context = drafter.context(_tensor(probe, "features").to(compute))
+        hidden = drafter.draft(context, anchors=anchors, anchor_tokens=tokens[anchors])
+    log_probs = drafter.logits(hidden).float().log_softmax(-1)
+    return _Computed(seen["context"][0], torch.stack(seen["rows"]), log_probs)
+
+
+@contextlib.contextmanager
+def _watched(drafter: Drafter) -> Iterator[dict[str, list[Tensor]]]:
+    """The fused context, and the block's rows before the layers and after each, as a pass leaves them."""
+    seen: dict[str, list[Tensor]] = {"context": [], "rows": []}
+    parts = dict(drafter.named_modules())
+    last = drafter.wiring.num_layers - 1
+
+    def before(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        seen["rows"].append(inputs[0].float())
+
+    def fused(_module: nn.Module, _inputs: object, output: Tensor) -> None:
+        seen["context"].append(output.float())
+
+    with contextlib.ExitStack() as stack:
+        stack.callback(parts["hidden_norm"].register_forward_hook(fused).remove)
+        for layer in range(last + 1):
+            norm = parts[f"layers.{layer}.input_layernorm"]
+            stack.callback(norm.register_forward_pre_hook(before).remove)
+        stack.callback(parts["norm"].register_forward_pre_hook(_widened(drafter, seen)).remove)
+        yield seen
+
+
+def _widened(
+    drafter: Drafter, seen: dict[str, list[Tensor]]
+) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+    """Notes the rows that reach the output norm; row 0, which is cut off there where it predicts nothing, is NaN."""
+
+    def before(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        rows = inputs[0].float()
+        missing = drafter.wiring.block_size - rows.shape[1]
+        pad = rows.new_full((rows.shape[0], missing, rows.shape[2]), torch.nan)
+        seen["rows"].append(torch.cat((pad, rows), dim=1))
+
+    return before
+
+
+def _parting(ours: _Computed, probe: Probe, tolerance: float) -> tuple[str, str] | None:
+    """Where the two computations first differ, and what kind of place that is; None where they do not."""
+    if "context" in probe.tensors:
+        off = _relative(ours.context, _tensor(probe, "context").float())
+        if float(off.max()) > tolerance:
+            position = int(off.argmax())
+            return f"the fused context (position {position}, by {float(off.max()):.2g})", "context"
+    if "rows" not in probe.tensors:
+        return None
+    theirs = _tensor(probe, "rows").float()
+    for i, (mine, other) in enumerate(zip(ours.rows, theirs, strict=True)):
+        off = _relative(mine, other)
+        if float(off.max()) > tolerance:
+            row = int((off > tolerance).any(dim=0).nonzero()[0])
+            by = f"row {row} of the block, by {float(off.max()):.2g}"
+            if i == 0:
+                return f"the rows before the first draft layer ({by})", "embedding"
+            return f"draft layer {i - 1} ({by})", "layer"
+    return None
+
+
+def _relative(mine: Tensor, theirs: Tensor) -> Tensor:
+    """The difference of two states against the size of the trainer's, per state; 0 where ours is not known."""
+    size = theirs.norm(dim=-1).clamp(min=1e-12)
+    off: Tensor = ((mine - theirs).norm(dim=-1) / size).nan_to_num(nan=0.0)
+    return off
+
+
+def _entries(drafter: Drafter, ids: Int[Tensor, "A D K"]) -> Int[Tensor, "A D K"]:
+    """Where the head has each of the target's ids."""
+    table = drafter.ends.target_ids
+    if table is None:
+        return ids.clamp(max=len(drafter.ends.head) - 1)
+    return torch.searchsorted(table, ids).clamp(max=len(table) - 1)
+
+
+def _tensor(probe: Probe, name: str) -> Tensor:
+    return as_torch(probe.tensors[name])
+
+
+def _dtype(drafter: Drafter) -> str:
+    return str(drafter.ends.embedding.dtype).removeprefix("torch.")
