@@ -9,7 +9,7 @@ TARGET := .cache/SmolLM2-135M-Instruct
 CODE := src tests demo bench docs
 
 .DEFAULT_GOAL := help
-.PHONY: help setup target demo test check bench docs clean
+.PHONY: help setup target demo test check bench faults walks docs clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -51,6 +51,12 @@ check: setup ## lint, format, types and the rules of the house; under a minute
 
 bench: setup target ## the four ratios: replay, trees, opening a checkpoint, starting
 	$(RUN) bench/run.py
+
+faults: setup target ## plant every silent fault, see what catches it, write docs/faults.md; minutes
+	$(RUN) -m tests.faults
+
+walks: setup target ## run the three walks and write docs/walks.md; minutes
+	$(RUN) docs/walks.py
 
 docs: setup ## regenerate docs/cli.md from the commands
 	$(RUN) docs/generate.py

@@ -47,7 +47,7 @@ def test_prompts_are_paired_and_those_of_one_run_left_out() -> None:
     value = compare_runs(OURS, THEIRS)
     assert (value["run"], value["baseline"]) == ("late", "early")
     assert value["prompts"] == ["a", "b"]
-    assert value["dropped"] == ["c", "d"]
+    assert value["dropped"] == {"c": "only in late", "d": "only in early"}
     assert value["dropped_policies"] == []
 
 
@@ -90,7 +90,6 @@ def test_enough_pairs_have_an_interval_around_the_difference() -> None:
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"recording_digest": "0" * 64}, "recording: r{16} in late, 0{16} in early"),
         ({"target_digest": "0" * 64}, "target: t{16} in late, 0{16} in early"),
         ({"template": "raw"}, "template: chat in late, raw in early"),
         ({"max_blocks": 50}, "--max-blocks: None in late, 50 in early"),
@@ -100,7 +99,7 @@ def test_enough_pairs_have_an_interval_around_the_difference() -> None:
             "anchor row: False in late, True in early",
         ),
     ],
-    ids=["recording", "target", "template", "max-blocks", "block size", "anchor row"],
+    ids=["target", "template", "max-blocks", "block size", "anchor row"],
 )
 def test_runs_that_measure_different_things_are_refused_by_name(changes: dict[str, Any], word: str) -> None:
     plan = dataclasses.replace(PLAN, wiring={"block_size": 8, "predicts_from_anchor": False})
@@ -108,7 +107,7 @@ def test_runs_that_measure_different_things_are_refused_by_name(changes: dict[st
         run("late", {"a": [1]}, plan),
         run("early", {"a": [1]}, dataclasses.replace(plan, **changes)),
     )
-    with pytest.raises(RunError, match=f"they differ in\n  {word}\nEvaluate both"):
+    with pytest.raises(RunError, match=f"they differ in\n  {word}\nMeasure one of them"):
         compare_runs(ours, theirs)
 
 
@@ -117,6 +116,35 @@ def test_every_reason_to_refuse_is_named_at_once() -> None:
     other = dataclasses.replace(plan, template="raw", max_blocks=2)
     with pytest.raises(RunError, match=r"(?s)template: .*\n  --max-blocks: "):
         compare_runs(run("late", {"a": [1]}, plan), run("early", {"a": [1]}, other))
+
+
+def identified(made: Run, **digests: str) -> Run:
+    """The run with its prompts' references identified by content."""
+    for name, digest in digests.items():
+        made.summary["prompts"][name]["reference_sha256"] = digest
+    return made
+
+
+def test_two_recordings_are_compared_where_the_references_are_the_same() -> None:
+    other = dataclasses.replace(PLAN, recording_digest="0" * 64)
+    ours = identified(run("late", {"a": [1], "b": [1], "c": [2]}), a="1", b="2")
+    theirs = identified(run("early", {"a": [0], "b": [0], "c": [2]}, other), a="1", b="3")
+    value = compare_runs(ours, theirs)
+    assert value["prompts"] == ["a"]
+    assert "another in the two recordings" in value["dropped"]["b"]
+    assert "before references were identified" in value["dropped"]["c"]
+    assert value["different"]["recording"] == {"run": "r" * 64, "baseline": "0" * 64}
+
+
+def test_no_prompt_in_common_is_a_reason_to_refuse() -> None:
+    with pytest.raises(RunError, match="prompts: none has the same reference in both"):
+        compare_runs(run("late", {"a": [1]}), run("early", {"b": [1]}))
+
+
+def test_a_run_that_is_not_trusted_is_marked() -> None:
+    ours = run("late", {"a": [1]})
+    ours.summary["trust"] = {"trusted": False, "failed": ["context-zeroed"], "controls": []}
+    assert compare_runs(ours, run("early", {"a": [1]}))["untrusted"] == {"late": ["context-zeroed"]}
 
 
 @pytest.fixture

@@ -23,10 +23,10 @@ PACKAGE = ROOT / "src" / "draftgauge"
 FLOORS = {
     0: "errors progress tensorfile acceptance ranking tree stats caveats trust repetition",
     1: "store prompts wiring configs keys plainpickle torchfile weights summary",
-    2: "checkpoint recording runs probe neighbours beside targetfiles",
+    2: "checkpoint recording runs probe neighbours targetfiles",
     3: "target features drafters stated",
-    4: "record replay measure decode pairing trials controls health witness probing",
-    5: "evaluate sources compare train inspection report check diagnose gates",
+    4: "record replay measure decode pairing trials controls soundness health witness probing",
+    5: "evaluate sources compare train inspection report check diagnose gates beside kept",
     7: "cli",
     8: "draftgauge __main__",
 }
@@ -38,6 +38,11 @@ SIBLINGS = {
     "weights -> plainpickle": "a trainer's save holds opaque values beside its tensors",
     "weights -> torchfile": "weights lie in torch files as in safetensors",
     "drafters -> features": "features bring mapped bytes into torch, the weights too",
+    "controls -> trials": "a control compares streaks on a trial",
+    "trials -> replay": "a trial's streaks are replayed",
+    "train -> probing": "the trainer takes the probe that evaluation replays",
+    "evaluate -> check": "a run carries the controls that cost little",
+    "gates -> compare": "a gate against a run is a comparison",
     "evaluate -> sources": "a run says what it was measured from",
     "measure -> replay": "a measurement is a replay of every item",
 }
@@ -45,11 +50,13 @@ SIBLINGS = {
 LIBRARIES = {
     "numpy": "*",
     "jaxtyping": "*",
-    "torch": "target features drafters record replay measure decode pairing train trials controls health witness probing",
+    "torch": "target features drafters record replay measure decode pairing train trials controls soundness "
+    "health witness probing diagnose",
     "transformers": "target record",
     "numba": "ranking tree",
     "scipy": "stats",
     "pyarrow": "runs",
+    "tomli_w": "diagnose",
     "tqdm": "progress",
     "filelock": "store",
     "jinja2": "record",

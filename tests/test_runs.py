@@ -19,12 +19,14 @@ from draftgauge.runs import (
     BlockWriter,
     Plan,
     Run,
+    changed_files,
     find_run,
     list_runs,
     new_run,
     open_run,
     package_version,
     run_path,
+    unreadable_runs,
 )
 from draftgauge.store import write_json
 
@@ -100,10 +102,33 @@ def test_lists_are_flat_and_what_is_no_number_is_null(tmp_path: Path) -> None:
 
 def test_the_checkpoint_is_the_same_file_and_no_copy(tmp_path: Path, weights: Path) -> None:
     run = write(tmp_path / "runs", "mine", files=(weights,))
-    assert (run / CHECKPOINT).samefile(weights)
+    assert (run / CHECKPOINT / "weights.pt").samefile(weights)
     assert weights.stat().st_nlink == 2
     weights.unlink()  # a trainer that rotates its saves
-    assert (run / CHECKPOINT).read_bytes() == b"0" * 1000
+    assert (run / CHECKPOINT / "weights.pt").read_bytes() == b"0" * 1000
+
+
+def test_a_kept_file_that_is_edited_in_place_is_noticed(tmp_path: Path, weights: Path) -> None:
+    run = open_run(write(tmp_path / "runs", "mine", files=(weights,)))
+    assert changed_files(run) == []
+    with weights.open("r+b") as file:  # the trainer's own file, which is the kept one too
+        file.write(b"1")
+    assert changed_files(run) == ["weights.pt"]
+
+
+def test_a_damaged_run_is_named_and_the_others_are_listed(tmp_path: Path) -> None:
+    write(tmp_path, "good")
+    broken = write(tmp_path, "broken", plan=OTHER)
+    (broken / SUMMARY).write_text("{")
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / MANIFEST).write_text('{"kind": "something else", "version": 1}')
+    (foreign / SUMMARY).write_text("{}")
+    assert [run.name for run in list_runs(tmp_path)] == ["good"]
+    unreadable = unreadable_runs(tmp_path)
+    assert sorted(unreadable) == ["broken", "foreign"]
+    assert "not readable" in unreadable["broken"]
+    assert "something else" in unreadable["foreign"]
 
 
 def test_a_directory_is_kept_as_a_folder_of_links(tmp_path: Path, weights: Path) -> None:
@@ -137,7 +162,7 @@ def test_run_json_is_written_last_and_nothing_is_there_before(tmp_path: Path, we
     seen = {}
     with new_run(tmp_path / "mine", PLAN, facts={}, checkpoint=(weights,)) as folder:
         assert folder.parent == tmp_path
-        assert (folder / CHECKPOINT).samefile(weights)  # kept first, in case the trainer removes it
+        assert (folder / CHECKPOINT / "weights.pt").samefile(weights)  # kept first, in case the trainer removes it
         write_json(folder / SUMMARY, {"version": 1})
         (folder / BLOCKS).write_bytes(b"")
         seen = {path.name for path in folder.iterdir()}

@@ -13,10 +13,10 @@ from draftgauge.acceptance import Blocks, Policy
 from draftgauge.compare import compare_runs
 from draftgauge.evaluate import evaluate_checkpoint
 from draftgauge.inspection import inspect_checkpoint
+from draftgauge.report.comparison import comparison_report
 from draftgauge.report.terminal import (
     caveat_lines,
     checkpoint_report,
-    comparison_report,
     recording_list,
     recording_report,
     run_list,
@@ -248,7 +248,7 @@ def test_shares_are_never_rounded_to_none_or_all(ends: tuple[int, ...], shares: 
 def test_a_comparison_says_what_is_the_same_what_differs_and_what_is_left_out() -> None:
     value = {
         **compare_runs(real(), real()),
-        "dropped": ["c"],
+        "dropped": {"c": "only in late"},
         "dropped_policies": ["ddtree1024"],
         "different": {
             "checkpoint": {"run": "a" * 64, "baseline": "b" * 64},
@@ -258,7 +258,7 @@ def test_a_comparison_says_what_is_the_same_what_differs_and_what_is_left_out() 
     text = comparison_report(value)
     assert "different: checkpoint: bbbbbbbbbbbbbbbb (baseline), aaaaaaaaaaaaaaaa (run)" in text
     assert "different: wiring: taps: 0, 2 (baseline), 1, 3 (run)" in text
-    assert "! prompts left out, since only one run has them: c" in text
+    assert "! left out: prompt c: only in late" in text
     assert "! policies left out, since only one run has them: ddtree1024" in text
     assert words(text, "five  ")[-1] == "0.000"
 

@@ -160,7 +160,10 @@ def _wiring(f: Facts) -> Iterator[Caveat]:
             + _effect(f.block_size_effect),
         )
     if f.overridden:
-        said = [f"{name} {theirs} (file), {ours} (stated)" for name, (theirs, ours) in f.overridden.items()]
+        said = [
+            f"{name} is {_plain(theirs)} in the file and was stated as {_plain(ours)}"
+            for name, (theirs, ours) in f.overridden.items()
+        ]
         yield Caveat(
             "wiring-overridden",
             "warning",
@@ -182,6 +185,10 @@ def _wiring(f: Facts) -> Iterator[Caveat]:
             f"{len(f.unused)} tensor(s) of the file are not used: {'; '.join(named)}"
             + (f"; and {rest} more, which run.json lists." if rest else "."),
         )
+
+
+def _plain(value: Any) -> str:
+    return f"({'; '.join(map(str, value))})" if isinstance(value, list | tuple) else str(value)
 
 
 def _effect(effect: tuple[float, float, int, int] | None) -> str:

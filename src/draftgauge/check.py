@@ -9,6 +9,7 @@ computed, and
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,14 +67,23 @@ def check_checkpoint(
         return open_drafter(pair.checkpoint, pair.wiring, recording=pair.recording, dtype=other)
 
     probe, unprobed = _probe(pair.checkpoint)
+    found = recording_controls(pair.recording, items=items, taps=pair.wiring.taps)
+    if any(control.slug == "features-finite" and control.verdict == "failed" for control in found):
+        return _outcome(
+            pair, found, dtype=dtype, started=started
+        )  # nothing can be drafted from such features
     controls = [
-        *recording_controls(pair.recording, items=items, taps=pair.wiring.taps),
+        *found,
         *drafter_controls(drafter, pair.recording, items=items, count=_CHECK_BLOCKS, seed=seed),
         *context_controls(drafter, pair.recording, items=items, count=_CHECK_BLOCKS, seed=seed),
         *soundness_controls(drafter, pair.recording, items=items, reopen=reopen),
         *(unprobed if probe is None else probe_controls(drafter, probe)),
         *target_controls(pair.recording, items=items, probe=probe, progress=progress),
     ]
+    return _outcome(pair, controls, dtype=dtype, started=started)
+
+
+def _outcome(pair: Pair, controls: Sequence[Control], *, dtype: str, started: float) -> dict[str, Any]:
     return {
         "checkpoint": str(pair.checkpoint.path),
         "recording": str(pair.recording.path),

@@ -30,6 +30,8 @@ _ENOUGH_BLOCKS = 20
 #: An embedding row whose norm is this many times smaller or larger than the table's median was hardly trained.
 _ODD_NORM = 5.0
 _LEAK_ANCHORS = 4
+#: A prompt on which so many tokens would typically be accepted tells whether its context is its own.
+_ENOUGH_ACCEPTED = 10
 
 
 @dataclass(frozen=True)
@@ -41,10 +43,13 @@ class _Bench:
     read: Callable[[Item], Recorded]
     base: Int32[np.ndarray, " N"]
 
+    def streaks(self, changed: Callable[[Item, Recorded], Recorded]) -> Int32[np.ndarray, " N"]:
+        """The streaks when every item is read as `changed` gives it."""
+        return streaks_of(self.drafter, self.trial, read=lambda item: changed(item, self.read(item)))
+
     def with_context(self, changed: Callable[[Item, Recorded], Recorded]) -> Change:
         """The paired change of the streak when every item is read as `changed` gives it."""
-        streak = streaks_of(self.drafter, self.trial, read=lambda item: changed(item, self.read(item)))
-        return paired_change(self.trial, self.base, streak)
+        return paired_change(self.trial, self.base, self.streaks(changed))
 
 
 def drafter_controls(
@@ -89,17 +94,15 @@ def context_controls(
     bench = _bench(drafter, recording, items, count=count, seed=seed)
     if bench is None:
         return [_too_short("context-swapped", drafter)]
-    found = []
+    found: list[Control] = []
     if len(items) > 1:
         other = {item.id: items[(i + 1) % len(items)] for i, item in enumerate(items)}
-        found.append(
-            _falls(
-                bench,
-                bench.with_context(lambda item, seen: _with_features_of(seen, bench.read(other[item.id]))),
-                slug="context-swapped",
-                changed="the context is another prompt's",
-            )
-        )
+        swapped = bench.streaks(lambda item, seen: _with_features_of(seen, bench.read(other[item.id])))
+        change = paired_change(bench.trial, bench.base, swapped)
+        found = [
+            _falls(bench, change, slug="context-swapped", changed="the context is another prompt's"),
+            _every_prompt(bench, swapped),
+        ]
     return [*found, _moved(bench, later=True), _moved(bench, later=False)]
 
 
@@ -153,6 +156,30 @@ def _falls(bench: _Bench, change: Change, *, slug: str, changed: str) -> Control
         verdict,
         _values(base, change),
         advice,
+    )
+
+
+def _every_prompt(bench: _Bench, swapped: Int32[np.ndarray, " N"]) -> Control:
+    """On every prompt acceptance is better with its own context than with another's."""
+    typical = float(bench.base.mean())
+    told, foreign = 0, []
+    for i in np.unique(bench.trial.index):
+        mine = bench.trial.index == i
+        if typical * mine.sum() < _ENOUGH_ACCEPTED:
+            continue
+        told += 1
+        own, other = int(bench.base[mine].sum()), int(swapped[mine].sum())
+        if own <= other:
+            foreign.append(f"{bench.trial.items[i].id} (accepted {own} with its own, {other} with another's)")
+    verdict: Verdict = "failed" if foreign else "passed" if told else "undecided"
+    return Control(
+        "context-by-prompt",
+        "on every prompt more is accepted with its own context than with another prompt's",
+        f"so it is on {told - len(foreign)} of {told} prompt(s)"
+        + (f"; not on {', '.join(foreign)}" if foreign else ""),
+        verdict,
+        {"prompts": told, "foreign": foreign},
+        "the features of these prompts are another request's: record the target again" if foreign else None,
     )
 
 

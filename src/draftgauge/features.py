@@ -1,7 +1,6 @@
 """Joins a recorded item's taps into the features that a drafter's wiring reads.
 
-Knows that a last layer may be tapped before or after the
-target's final norm. Knows nothing of networks.
+Knows that a last layer may be tapped before or after the target's final norm. Knows nothing of networks.
 
 Letters: A anchors, T positions, F features per position (taps x H), H hidden size.
 """
@@ -77,7 +76,7 @@ def read_item(
         max_blocks: Keep only the first so many anchors, 1 or more: the reference is cut after them.
 
     Raises:
-        RecordingError: The item does not hold a tap that the drafter reads, or is damaged.
+        RecordingError: The item does not hold a tap that the drafter reads, is damaged, or not finite.
     """
     recording.require_recorded(wiring.taps, item=item)
     tensors = recording.tensors(item)
@@ -89,10 +88,16 @@ def read_item(
         if tap == last and wiring.tap_after_final_norm:
             part = normed(part, as_torch(recording.end("norm")), eps=recording.target.norm_eps)
         parts.append(part.to(dtype))
+    features = torch.cat(parts, dim=1)
+    if not bool(features.isfinite().all()):
+        raise RecordingError(
+            f"the taps of {item.id} in {recording.path} hold NaN or infinite values; record again, with --dtype "
+            "float32 if the target overflowed"
+        )
     return Recorded(
         tokens=as_torch(tensors.tokens)[:length].long(),
         prompt_len=item.prompt_len,
-        features=torch.cat(parts, dim=1),
+        features=features,
     )
 
 

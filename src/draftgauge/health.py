@@ -146,39 +146,49 @@ def _prefixes(recording: Recording, items: Sequence[Item], layers: Sequence[int]
     expectation = (
         "prompts that begin alike have the same features so far, and others from the first other token on"
     )
-    tolerance = _TOLERANCE.get(recording.plan.dtype, 0.01)
-    first, *others = items
-    tokens = as_torch(recording.tensors(first).tokens)
-    wrong, compared = [], 0
-    for item in others:
-        shared = _shared(tokens, as_torch(recording.tensors(item).tokens))
+    # In the order of their tokens, neighbours share the longest beginnings.
+    ordered = sorted(items, key=lambda item: as_torch(recording.tensors(item).tokens).tolist())
+    wrong: list[str] = []
+    compared = 0
+    for one, two in itertools.pairwise(ordered):
+        shared = _shared(as_torch(recording.tensors(one).tokens), as_torch(recording.tensors(two).tokens))
+        # The embedding of a token is the same wherever it stands; deeper layers know what came before.
         deep = [layer for layer in layers if layer >= 0]
-        pairs = zip(_outputs(recording, first, deep), _outputs(recording, item, deep), strict=False)
-        for (layer, a), (_, b) in pairs:
-            if shared:
-                compared += 1
-                rows = _apart_by_row(a[:shared].float(), b[:shared].float())
-                if float(rows.max()) > tolerance:
-                    place = int((rows > tolerance).nonzero()[0])
-                    wrong.append(f"{_tap(layer)} of {item.id} differs from {first.id}'s at position {place}")
-            end = min(len(a), len(b))
-            equal = (a[shared:end] == b[shared:end]).all(dim=1) if shared < end else torch.zeros(1)
-            if shared < end and bool(equal[0]):
-                wrong.append(
-                    f"{_tap(layer)} of {item.id} equals {first.id}'s at position {shared}, where the tokens differ"
-                )
+        compared += bool(shared and deep)
+        for (layer, a), (_, b) in zip(
+            _outputs(recording, one, deep), _outputs(recording, two, deep), strict=False
+        ):
+            wrong += _unlike(
+                a, b, shared, dtype=recording.plan.dtype, what=f"{_tap(layer)} of {two.id} and {one.id}"
+            )
     if not compared and not wrong:
         return Control("prefix-features", expectation, "no two prompts begin alike", "skipped")
     return Control(
         "prefix-features",
         expectation,
-        f"so it is in {compared} comparisons" if not wrong else _listed(wrong),
+        f"so it is in {compared} pair(s) of prompts" if not wrong else _listed(wrong),
         "failed" if wrong else "passed",
         {"compared": compared, "places": wrong},
         "the features are another request's, shifted, or cut by a cached prefix: record the target again"
         if wrong
         else None,
     )
+
+
+def _unlike(
+    a: Float[Tensor, "T H"], b: Float[Tensor, "T2 H"], shared: int, *, dtype: str, what: str
+) -> list[str]:
+    """How two prompts' features contradict that their first `shared` tokens are the same and the next is not."""
+    wrong = []
+    if shared:
+        off = _apart_by_row(a[:shared].float(), b[:shared].float())
+        if float(off.max()) > _TOLERANCE.get(dtype, 0.01):
+            wrong.append(
+                f"{what} differ at position {int(off.argmax())}, though the tokens so far are the same"
+            )
+    if shared < min(len(a), len(b)) and torch.equal(a[shared], b[shared]):
+        wrong.append(f"{what} are equal at position {shared}, though the tokens differ there")
+    return wrong
 
 
 def _final_state(recording: Recording, items: Sequence[Item]) -> Control:
@@ -240,14 +250,15 @@ def _reading(name: str, at: Int[Tensor, " R"], *, length: int) -> tuple[Int[Tens
 def _spread(item: Item, count: int) -> Int[Tensor, " R"]:
     """Positions before completion tokens, evenly over the completion."""
     places = torch.linspace(item.prompt_len - 1, item.length - 2, min(count, item.completion_len))
-    return places.long().unique()
+    positions: Tensor = places.long().unique()
+    return positions
 
 
 def _gives(states: Float[Tensor, "R H"], head: Float[Tensor, "V H"], wanted: Int[Tensor, " R"]) -> Tensor:
-    """Whether the token is the head's first choice, up to what rounding may swap."""
+    """Whether the token is the head's first choice, up to equal scores."""
     logits = states.to(head.dtype) @ head.T
-    own: Tensor = logits.gather(1, wanted[:, None])[:, 0]
-    return torch.ge(own, logits.max(dim=1).values)
+    behind: Tensor = logits.max(dim=1).values - logits.gather(1, wanted[:, None])[:, 0]
+    return torch.eq(behind, 0)
 
 
 def _own(items: Sequence[Item]) -> Control:

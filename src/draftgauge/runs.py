@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from draftgauge.errors import RunError, StoreError
-from draftgauge.store import PARTIAL, keep, publish_directory, sha256_json, write_json
+from draftgauge.store import PARTIAL, keep, publish_directory, sha256_file, sha256_json, sweep, write_json
 
 #: Version of the layout and of `summary.json`. 1: first.
 FORMAT_VERSION = 1
@@ -36,6 +36,9 @@ KIND = "draftgauge run"
 MANIFEST, SUMMARY, BLOCKS, CHECKPOINT = "run.json", "summary.json", "blocks.parquet", "checkpoint"
 
 _PACKAGES = ("draftgauge", "torch", "numpy", "numba", "transformers", "pyarrow")
+#: Without these nothing can be said of a run.
+_MANIFEST_KEYS, _SUMMARY_KEYS = ("plan", "plan_digest", "started"), ("policies", "prompts")
+_AGAIN = "remove the run's folder and evaluate again"
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,9 @@ class Plan:
     def digest(self) -> str:
         """SHA-256 over all fields."""
         return sha256_json(dataclasses.asdict(self))
+
+
+_PLAN_FIELDS = tuple(field.name for field in dataclasses.fields(Plan))
 
 
 @dataclass(frozen=True)
@@ -147,7 +153,8 @@ def new_run(
 ) -> Iterator[Path]:
     """Yields the folder to write blocks and summary into; publishes the run when the block ends cleanly.
 
-    The checkpoint's files are kept first: a trainer that rotates its saves cannot take them away meanwhile.
+    The checkpoint's files are kept first: a trainer that rotates its saves cannot take them away meanwhile. What
+    killed processes left unfinished beside it is removed.
 
     Args:
         path: The run's folder; must not exist.
@@ -159,9 +166,11 @@ def new_run(
         RunError: `path` exists already.
     """
     started = time.time()
+    sweep(path.parent)
     try:
         with publish_directory(path) as folder:
             kept = _keep_checkpoint(folder / CHECKPOINT, checkpoint)
+            files = _stamps(folder / CHECKPOINT)  # now, so that a later edit differs from them
             yield folder
             manifest = {
                 "kind": KIND,
@@ -170,7 +179,7 @@ def new_run(
                 "plan": dataclasses.asdict(plan),
                 "plan_digest": plan.digest,
                 "checkpoint_kept": kept,
-                "checkpoint_files": _stamps(folder / CHECKPOINT),
+                "checkpoint_files": files,
                 "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
                 "duration_s": time.time() - started,
                 "versions": {name: package_version(name) for name in _PACKAGES},
@@ -187,20 +196,29 @@ def open_run(path: str | Path) -> Run:
     """The complete run in folder `path`.
 
     Raises:
-        RunError: The folder is no complete run, or is of a version not known here.
+        RunError: The folder is no complete run, is damaged, or is of a version not known here.
     """
     folder = Path(path)
-    if not (folder / MANIFEST).is_file():
+    manifest = _read(folder / MANIFEST)
+    if manifest is None:
         raise RunError(f"{path} holds no {MANIFEST}: it is no complete run; `draftgauge runs` lists those")
-    manifest, summary = _read(folder / MANIFEST), _read(folder / SUMMARY)
     if manifest.get("kind") != KIND:
         raise RunError(f"{folder / MANIFEST} is of kind {manifest.get('kind')!r}, expected {KIND!r}")
-    for name, value in ((MANIFEST, manifest), (SUMMARY, summary)):
+    summary = _read(folder / SUMMARY)
+    if summary is None:
+        raise RunError(f"{folder / SUMMARY} is missing; {_AGAIN}")
+    for name, value, keys in ((MANIFEST, manifest, _MANIFEST_KEYS), (SUMMARY, summary, _SUMMARY_KEYS)):
         if value.get("version") != FORMAT_VERSION:
             raise RunError(
                 f"{folder / name} has version {value.get('version')!r}, expected {FORMAT_VERSION}; open it with "
                 "the draftgauge that wrote it, or evaluate again into another --runs folder"
             )
+        if lacking := [key for key in keys if key not in value]:
+            raise RunError(f"{folder / name} lacks {', '.join(lacking)}; {_AGAIN}")
+    if not isinstance(manifest["plan"], dict) or set(manifest["plan"]) != set(_PLAN_FIELDS):
+        raise RunError(
+            f"{folder / MANIFEST}: its plan has not the fields {', '.join(_PLAN_FIELDS)}; {_AGAIN}"
+        )
     return Run(folder, manifest, summary)
 
 
@@ -237,20 +255,43 @@ def _found(root: Path) -> dict[str, Run | str]:
 
 
 def changed_files(run: Run) -> list[str]:
-    """The kept files of the checkpoint that are not, by size, time and inode, what was measured.
+    """The kept files of the checkpoint that may not be what was measured any more; empty where they surely are.
 
     A kept file is a hard link: who edits the original in place edits it too. Equal stamps prove that nobody did;
-    other stamps only that the digest has to be looked at again.
+    others, or none as in older runs, only that its content has to be looked at again.
     """
-    said: Mapping[str, list[int]] = run.manifest.get("checkpoint_files") or {}
-    now = _stamps(run.path / CHECKPOINT)
-    return [name for name in said if said[name] != now.get(name)]
+    if run.manifest.get("checkpoint_kept") in (None, "reference"):
+        return []
+    said = run.manifest.get("checkpoint_files")
+    if said is None:
+        return list(run.manifest["checkpoint"]["files"])
+    now = _stamps(run.path / CHECKPOINT, digests=False)
+    return [name for name in said if not _untouched(said[name], now.get(name))]
 
 
-def _stamps(kept: Path) -> dict[str, list[int]]:
-    """Size, times of change and inode of every kept file."""
-    stats = {file.name: file.stat() for file in kept.glob("*")}
-    return {name: [s.st_size, s.st_mtime_ns, s.st_ino] for name, s in stats.items()}
+def _stamps(kept: Path, *, digests: bool = True) -> dict[str, dict[str, Any]]:
+    """What an edit of a kept file moves; for JSON, which no digest of weights covers, what it holds as well."""
+    stamps: dict[str, dict[str, Any]] = {}
+    for file in sorted(kept.glob("*")):
+        stat = file.stat()
+        stamps[file.name] = {
+            "size": stat.st_size,
+            "mtime_ns": stat.st_mtime_ns,
+            "ctime_ns": stat.st_ctime_ns,
+            "inode": stat.st_ino,
+            "links": stat.st_nlink,
+        }
+        if digests and file.suffix == ".json":
+            stamps[file.name]["sha256"] = sha256_file(file)
+    return stamps
+
+
+def _untouched(said: Mapping[str, Any], now: Mapping[str, Any] | None) -> bool:
+    """Whether a file's stamps show that nobody wrote to it."""
+    if now is None or any(said[name] != now[name] for name in ("size", "mtime_ns", "inode")):
+        return False
+    # A link more or less (another run keeps the file, the trainer rotates its saves) moves ctime as an edit does.
+    return bool(said["ctime_ns"] == now["ctime_ns"] or said["links"] != now["links"])
 
 
 def _keep_checkpoint(target: Path, files: Sequence[Path]) -> str:
@@ -270,11 +311,14 @@ def package_version(package: str) -> str | None:
         return None
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> dict[str, Any] | None:
+    """A JSON object; None where there is no such file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as exc:
-        raise RunError(f"{path} is not readable: {exc}; remove the run's folder and evaluate again") from exc
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, RecursionError) as exc:
+        raise RunError(f"{path} is not readable: {exc}; {_AGAIN}") from exc
     if not isinstance(value, dict):
-        raise RunError(f"{path} holds no JSON object; remove the run's folder and evaluate again")
+        raise RunError(f"{path} holds no JSON object; {_AGAIN}")
     return value

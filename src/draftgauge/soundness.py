@@ -115,7 +115,7 @@ def _trained(drafter: Drafter) -> Control:
                 twins.append(f"{name} equals {seen[mark]}")
             seen.setdefault(mark, name)
     found = [*twins, *constant]
-    verdict: Verdict = "caution" if found else "passed"
+    verdict: Verdict = "failed" if twins else "caution" if constant else "passed"
     return Control(
         "tensors-trained",
         "no tensor has the value that networks begin with, and no two are the same",

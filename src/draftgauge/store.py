@@ -7,6 +7,8 @@ nothing of what the files mean.
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -22,6 +24,8 @@ from draftgauge.errors import StoreError
 #: Names of unfinished files and folders start so; no listing shows them.
 PARTIAL = ".partial-"
 _BLOCK_BYTES = 1 << 22
+#: What a disk answers to nobody but a writer.
+_DISK_REFUSES = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG}
 
 
 def sha256_file(path: Path) -> str:
@@ -50,15 +54,12 @@ def publish_file(path: Path) -> Iterator[Path]:
         raise StoreError(f"{path} exists already and is never overwritten; choose another name")
     partial = path.with_name(f"{PARTIAL}{os.getpid()}-{path.name}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield partial
-        _sync(partial)
-        partial.replace(path)
-        _sync(path.parent)
-    except OSError as exc:
-        raise StoreError(
-            f"{path} could not be written: {exc.strerror or exc}; check space and rights"
-        ) from exc
+        with _explained(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            yield partial
+            _sync(partial)
+            partial.replace(path)
+            _sync(path.parent)
     finally:
         partial.unlink(missing_ok=True)
 
@@ -67,6 +68,9 @@ def publish_file(path: Path) -> Iterator[Path]:
 def publish_directory(path: Path) -> Iterator[Path]:
     """Yields a temporary folder beside `path`; on a clean exit it is synced and renamed to `path`.
 
+    The folder is held until then, so that `sweep` tells it from what a killed process left. What else fails in
+    the block is let through as it is: only the disk's refusals are ours to explain.
+
     Raises:
         StoreError: `path` exists already (nothing is ever overwritten), or the disk refuses.
     """
@@ -74,20 +78,41 @@ def publish_directory(path: Path) -> Iterator[Path]:
         raise StoreError(f"{path} exists already and is never overwritten; choose another name")
     partial = path.with_name(f"{PARTIAL}{os.getpid()}-{path.name}")
     try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        yield partial
-        for entry in sorted(partial.rglob("*")):
-            if entry.is_file() and not entry.is_symlink():
-                _sync(entry)
-        partial.rename(path)
-        _sync(path.parent)
-    except OSError as exc:
-        raise StoreError(
-            f"{path} could not be written: {exc.strerror or exc}; check space and rights"
-        ) from exc
+        with _explained(path):
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+        with _held(partial):
+            try:
+                yield partial
+            except OSError as exc:
+                if _is_of_writing(exc, partial):
+                    raise _unwritten(path, exc) from exc
+                raise
+            with _explained(path):
+                for entry in sorted(partial.rglob("*")):
+                    if entry.is_file() and not entry.is_symlink():
+                        _sync(entry)
+                partial.rename(path)
+                _sync(path.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def sweep(folder: Path) -> None:
+    """Removes the unfinished folders that killed processes left in `folder`, and none that is still written."""
+    for left in folder.glob(f"{PARTIAL}*"):
+        try:
+            handle = os.open(left, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError:  # published or removed meanwhile, or no folder
+            continue
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # its writer holds it, or nobody here can tell
+            continue
+        else:
+            shutil.rmtree(left, ignore_errors=True)
+        finally:
+            os.close(handle)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -143,6 +168,40 @@ def keep(source: Path, target: Path) -> str:
     except OSError:
         return "reference"
     return "hard link"
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Holds a folder while the block runs; the kernel lets it go with the process, however that ends."""
+    with _explained(folder):
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        # Where a file system has no locks, nobody can sweep either.
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Says of any error of the system in the block that `path` could not be written."""
+    try:
+        yield
+    except OSError as exc:
+        raise _unwritten(path, exc) from exc
+
+
+def _unwritten(path: Path, error: OSError) -> StoreError:
+    return StoreError(f"{path} could not be written: {error.strerror or error}; check space and rights")
+
+
+def _is_of_writing(error: OSError, partial: Path) -> bool:
+    """Whether the disk refused, or the error is about a file of the unfinished folder."""
+    named = error.filename
+    inside = isinstance(named, str | os.PathLike) and Path(named).is_relative_to(partial)
+    return inside or error.errno in _DISK_REFUSES
 
 
 def _sync(path: Path) -> None:

@@ -46,6 +46,22 @@ def outcome(controls: Iterable[Control]) -> dict[str, Any]:
 
 
 def worst_first(controls: Sequence[Control]) -> list[Control]:
-    """The controls in the order in which a reader needs them."""
-    order: Mapping[Verdict, int] = {"failed": 0, "caution": 1, "undecided": 2, "passed": 3, "skipped": 4}
-    return sorted(controls, key=lambda control: order[control.verdict])
+    """The controls in the order in which a reader needs them: the worst first, and of those the most telling.
+
+    A fault often fails several controls; the one that names it comes before those that only suffer from it.
+    """
+    return sorted(
+        controls,
+        key=lambda control: (
+            _WORST.index(control.verdict),
+            control.slug in _SUFFERS,
+            control.slug not in _NAMES,
+        ),
+    )
+
+
+_WORST: tuple[Verdict, ...] = ("failed", "caution", "undecided", "passed", "skipped")
+#: Controls that fail for one cause only.
+_NAMES = ("context-moved-later", "context-moved-earlier")
+#: Controls that fail whenever acceptance is low, whatever made it so.
+_SUFFERS = ("context-zeroed", "context-shuffled", "context-swapped", "floor")
