@@ -240,12 +240,6 @@ def _idle_layer(site: Site) -> None:
             tensors[f"layers.1.{name}.weight"] *= 1e-30
 
 
-def _blind(site: Site) -> None:
-    """The drafter's context never reaches its blocks: every position's fused feature is the same."""
-    with site.weights() as tensors:
-        tensors["hidden_norm.weight"][:] = 1e-30
-
-
 def _copied_layer(site: Site) -> None:
     with site.weights() as tensors:
         for name in [name for name in tensors if name.startswith("layers.0.")]:
@@ -387,7 +381,11 @@ FAULTS: tuple[Fault, ...] = (
         "refused",
     ),
     Fault(
-        "drafter does not read its context", "the fused context is silenced", _blind, "control context-zeroed"
+        "drafter does not read its context",
+        "it drafts from the anchor alone",
+        _state(),
+        "control context-zeroed",
+        pair={"blind": True},
     ),
     Fault("too good", "the anchor's own feature is shown", _own_features, "control context-moved-later"),
     Fault("RoPE base", "10000 for the target's", _state(rope_theta=10000.0), "diagnose rope_theta"),

@@ -66,13 +66,19 @@ def pair(
     items: int = 8,
     tokens: int = 120,
     around: bool = True,
+    blind: bool = False,
     **wiring_changes: Any,
 ) -> Pair:
-    """A new pair in `folder`; with `around` every layer is recorded, otherwise the taps alone."""
+    """A new pair in `folder`; with `around` every layer is recorded, otherwise the taps alone.
+
+    A `blind` drafter writes its text without its context, from the anchor alone.
+    """
     wiring = validate(dataclasses.replace(WIRING, **wiring_changes))
     generator = np.random.default_rng(seed)
     ends = _ends(generator)
     weights = _weights(wiring, generator)
+    if blind:
+        weights["hidden_norm.weight"] *= 1e-30
     checkpoint = _checkpoint(folder / "drafter", wiring, weights)
     drafter = load_drafter(
         wiring,

@@ -162,7 +162,9 @@ def test_run_json_is_written_last_and_nothing_is_there_before(tmp_path: Path, we
     seen = {}
     with new_run(tmp_path / "mine", PLAN, facts={}, checkpoint=(weights,)) as folder:
         assert folder.parent == tmp_path
-        assert (folder / CHECKPOINT / "weights.pt").samefile(weights)  # kept first, in case the trainer removes it
+        assert (folder / CHECKPOINT / "weights.pt").samefile(
+            weights
+        )  # kept first, in case the trainer removes it
         write_json(folder / SUMMARY, {"version": 1})
         (folder / BLOCKS).write_bytes(b"")
         seen = {path.name for path in folder.iterdir()}

@@ -15,7 +15,7 @@ from typing import Any
 
 from draftgauge.checkpoint import Checkpoint
 from draftgauge.controls import context_controls, drafter_controls
-from draftgauge.drafters import Drafter
+from draftgauge.drafters import DFlash, Drafter
 from draftgauge.errors import RecordingError
 from draftgauge.features import Recorded, read_item
 from draftgauge.health import recording_controls
@@ -63,7 +63,7 @@ def check_checkpoint(
     items = list(verify_items(pair.recording, pair.items))
     drafter = open_drafter(pair.checkpoint, pair.wiring, recording=pair.recording, dtype=dtype)
 
-    def reopen(other: str) -> Drafter:
+    def reopen(other: str) -> DFlash:
         return open_drafter(pair.checkpoint, pair.wiring, recording=pair.recording, dtype=other)
 
     probe, unprobed = _probe(pair.checkpoint)

@@ -363,6 +363,6 @@ def _mask_token(drafter: Drafter, recording: Recording) -> Control:
 
 def _mask_row(drafter: Drafter) -> Float[Tensor, " H"]:
     if drafter.wiring.mask_embedding:
-        stored = dict(drafter.named_parameters())["mask_embedding"]
-        return stored.detach()
+        own: Tensor = getattr(drafter, "mask_embedding")  # noqa: B009 - the wiring says that there is one
+        return own.detach()
     return drafter.ends.embedding[drafter.wiring.mask_token_id]

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from draftgauge.errors import RecordingError
+from draftgauge.errors import RecordingError, TargetError
 from draftgauge.features import as_torch, normed
 from draftgauge.recording import MANIFEST, Item, Recording
 from draftgauge.repetition import DEGENERATE_SHARE, repetition_share
@@ -306,17 +306,17 @@ def _target_files(recording: Recording) -> Control:
     """The target's small files, where it is at hand, are those that were recorded; its weights are not newer."""
     expectation = "the target at hand is the one that was recorded"
     folder = Path(recording.target.path)
-    if not folder.is_dir():
+    try:
+        weights = weight_files(folder)
+    except TargetError:
         return Control("target-files", expectation, f"the target is not at {folder}", "skipped")
     said: Mapping[str, Mapping[str, Any]] = recording.produced.get("target_files") or {}
     small = [*config_files(folder), *tokenizer_files(folder)]
     changed = [p.name for p in small if p.name in said and sha256_file(p) != said[p.name]["sha256"]]
-    changed += [
-        p.name for p in weight_files(folder) if p.name in said and p.stat().st_size != said[p.name]["bytes"]
-    ]
+    changed += [p.name for p in weights if p.name in said and p.stat().st_size != said[p.name]["bytes"]]
     gone = [name for name in said if not (folder / name).is_file()]
     recorded = (recording.path / MANIFEST).stat().st_mtime
-    newer = [p.name for p in weight_files(folder) if p.stat().st_mtime > recorded]
+    newer = [p.name for p in weights if p.stat().st_mtime > recorded]
     problems = [f"{name} changed" for name in changed] + [f"{name} is gone" for name in gone]
     cautions = [f"{name} is newer than the recording" for name in newer if name not in changed]
     verdict: Verdict = "failed" if problems else "caution" if cautions else "passed"

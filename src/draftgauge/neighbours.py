@@ -124,9 +124,10 @@ def _rope_scaling(w: Wiring, around: Surroundings) -> Iterator[_Change]:
 
 def _attention(w: Wiring, around: Surroundings) -> Iterator[_Change]:
     sliding = [layer.window is not None for layer in w.attention]
-    kinds: dict[str, list[bool]] = {"all layers": [True] * len(sliding)}
+    kinds: dict[str, list[bool]] = {}
     if any(sliding) and not all(sliding):
-        kinds |= {"the full layers": [not slides for slides in sliding], "the sliding layers": sliding}
+        kinds = {"the full layers": [not slides for slides in sliding], "the sliding layers": sliding}
+    kinds["all layers"] = [True] * len(sliding)
 
     def changed(which: list[bool], change: Callable[[LayerAttention], LayerAttention]) -> dict[str, Any]:
         layers = zip(w.attention, which, strict=True)

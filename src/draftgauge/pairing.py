@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from draftgauge.checkpoint import Checkpoint, open_checkpoint, require_finite, require_tensors, verify
-from draftgauge.drafters import Drafter, load_drafter
+from draftgauge.drafters import DFlash, load_drafter
 from draftgauge.errors import RecordingError, WiringError
 from draftgauge.features import as_torch
 from draftgauge.progress import Progress
@@ -72,7 +72,7 @@ def open_pair(
     return Pair(checkpoint, trained, wiring, recording, items)
 
 
-def open_drafter(checkpoint: Checkpoint, wiring: Wiring, *, recording: Recording, dtype: str) -> Drafter:
+def open_drafter(checkpoint: Checkpoint, wiring: Wiring, *, recording: Recording, dtype: str) -> DFlash:
     """The network with the checkpoint's weights and the recorded target's ends.
 
     Raises:

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from draftgauge.drafters import Drafter
+from draftgauge.drafters import DFlash
 from draftgauge.features import as_torch
 from draftgauge.probe import Probe
 from draftgauge.trust import Control
@@ -46,7 +46,7 @@ class _Computed:
 
 
 @torch.inference_mode()
-def probe_controls(drafter: Drafter, probe: Probe) -> list[Control]:
+def probe_controls(drafter: DFlash, probe: Probe) -> list[Control]:
     """Whether the drafter computes what its trainer computed; where they part if it does not."""
     misfit = _misfit(drafter, probe)
     if misfit is not None:
@@ -87,7 +87,7 @@ def probe_controls(drafter: Drafter, probe: Probe) -> list[Control]:
 
 @torch.no_grad()
 def take_probe(
-    drafter: Drafter, *, tokens: Int[Tensor, " T"], features: Float[Tensor, "S F"], anchors: Int[Tensor, " A"]
+    drafter: DFlash, *, tokens: Int[Tensor, " T"], features: Float[Tensor, "S F"], anchors: Int[Tensor, " A"]
 ) -> dict[str, np.ndarray]:
     """What a trainer's network computes at some anchors, as `probe.write_probe` takes it.
 
@@ -111,7 +111,7 @@ def take_probe(
     }
 
 
-def _misfit(drafter: Drafter, probe: Probe) -> str | None:
+def _misfit(drafter: DFlash, probe: Probe) -> str | None:
     """Why the probe cannot be put into this network; None if it can."""
     w = drafter.wiring
     width = probe.tensors["features"].shape[1]
@@ -128,7 +128,7 @@ def _misfit(drafter: Drafter, probe: Probe) -> str | None:
     return None
 
 
-def _compute(drafter: Drafter, probe: Probe) -> _Computed:
+def _compute(drafter: DFlash, probe: Probe) -> _Computed:
     compute = drafter.ends.embedding.dtype
     anchors = _tensor(probe, "anchors").long()
     tokens = _tensor(probe, "tokens").long()
@@ -140,7 +140,7 @@ def _compute(drafter: Drafter, probe: Probe) -> _Computed:
 
 
 @contextlib.contextmanager
-def _watched(drafter: Drafter) -> Iterator[dict[str, list[Tensor]]]:
+def _watched(drafter: DFlash) -> Iterator[dict[str, list[Tensor]]]:
     """The fused context, and the block's rows before the layers and after each, as a pass leaves them."""
     seen: dict[str, list[Tensor]] = {"context": [], "rows": []}
     parts = dict(drafter.named_modules())
@@ -162,7 +162,7 @@ def _watched(drafter: Drafter) -> Iterator[dict[str, list[Tensor]]]:
 
 
 def _widened(
-    drafter: Drafter, seen: dict[str, list[Tensor]]
+    drafter: DFlash, seen: dict[str, list[Tensor]]
 ) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
     """Notes the rows that reach the output norm; row 0, which is cut off there where it predicts nothing, is NaN."""
 
@@ -203,7 +203,7 @@ def _relative(mine: Tensor, theirs: Tensor) -> Tensor:
     return off
 
 
-def _entries(drafter: Drafter, ids: Int[Tensor, "A D K"]) -> Int[Tensor, "A D K"]:
+def _entries(drafter: DFlash, ids: Int[Tensor, "A D K"]) -> Int[Tensor, "A D K"]:
     """Where the head has each of the target's ids."""
     table = drafter.ends.target_ids
     if table is None:
@@ -215,5 +215,5 @@ def _tensor(probe: Probe, name: str) -> Tensor:
     return as_torch(probe.tensors[name])
 
 
-def _dtype(drafter: Drafter) -> str:
+def _dtype(drafter: DFlash) -> str:
     return str(drafter.ends.embedding.dtype).removeprefix("torch.")

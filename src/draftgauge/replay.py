@@ -11,6 +11,7 @@ Letters: A anchors, D depth, T positions, F features, K list length, R rows, V v
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -116,6 +117,42 @@ def replay_streaks(
             alive = alive[_hits(drafter, hidden[alive, depth], references[alive, depth])]
             streak[alive] += 1
         parts.append(streak.numpy())
+    return np.concatenate(parts)
+
+
+@torch.inference_mode()
+def replay_log_probs(
+    drafter: Drafter, recorded: Recorded, *, anchors: Int[Tensor, " A"], among: Int[Tensor, " S"]
+) -> Float32[np.ndarray, "A D"]:
+    """The log-probability of the reference token at every anchor and depth, among a few tokens alone.
+
+    What drafters are trained to raise, and steadier than what they accept; normalised over `among`, it costs
+    next to nothing of the head's work. A token outside the drafter's vocabulary has the chance of a blind guess.
+
+    Args:
+        drafter: As for `replay`.
+        recorded: The sequence.
+        anchors: Strictly increasing anchors, at least one, with a reference token at every depth.
+        among: Ascending token ids, with every reference token among them.
+
+    Raises:
+        CheckpointError: As for `replay`.
+        RecordingError: As for `replay`.
+    """
+    _require_features(drafter, recorded)
+    context = drafter.context(recorded.features[: int(anchors[-1])])
+    entries, held = _entries(among, drafter.ends.target_ids, vocabulary=len(drafter.ends.head))
+    rows, known = entries[held], among[held]
+    parts = []
+    for chosen in anchors.split(_anchors_per_slice(drafter, context.length)):
+        seen = context.upto(int(chosen[-1]))
+        hidden = drafter.draft(seen, anchors=chosen, anchor_tokens=recorded.tokens[chosen])
+        log_probs = drafter.logits(hidden, rows=rows).float().log_softmax(-1)
+        _require_finite(log_probs.isfinite().all(-1).flatten().numpy(), hidden.dtype)
+        wanted = _references(recorded.tokens, chosen, depth=drafter.wiring.depth)
+        place = torch.searchsorted(known, wanted).clamp(max=len(known) - 1)
+        own = log_probs.gather(2, place[:, :, None])[:, :, 0]
+        parts.append(torch.where(known[place] == wanted, own, -math.log(len(among))).numpy())
     return np.concatenate(parts)
 
 

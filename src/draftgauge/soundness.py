@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from draftgauge.drafters import Drafter
+from draftgauge.drafters import DFlash
 from draftgauge.features import Recorded, read_item
 from draftgauge.recording import Item, Recording
 from draftgauge.trust import Control, Verdict
@@ -31,11 +31,11 @@ _COMPARED = 4096
 
 
 def soundness_controls(
-    drafter: Drafter,
+    drafter: DFlash,
     recording: Recording,
     *,
     items: Sequence[Item],
-    reopen: Callable[[str], Drafter],
+    reopen: Callable[[str], DFlash],
 ) -> list[Control]:
     """Whether every tensor is used and trained, and what another dtype would change.
 
@@ -51,7 +51,7 @@ def soundness_controls(
 
 
 @torch.inference_mode()
-def _tensors_used(drafter: Drafter, seen: Recorded) -> Control:
+def _tensors_used(drafter: DFlash, seen: Recorded) -> Control:
     """Every tensor that the wiring reads moves the output when it is perturbed."""
     last = min(len(seen.tokens) - 1, seen.prompt_len + _POSITIONS)
     anchors = torch.arange(max(1, last - _ANCHORS), last)
@@ -76,13 +76,13 @@ def _tensors_used(drafter: Drafter, seen: Recorded) -> Control:
     )
 
 
-def _states(drafter: Drafter, seen: Recorded, anchors: Int[Tensor, " A"]) -> Float[Tensor, "A D H"]:
+def _states(drafter: DFlash, seen: Recorded, anchors: Int[Tensor, " A"]) -> Float[Tensor, "A D H"]:
     context = drafter.context(seen.features[: int(anchors[-1])])
     return drafter.draft(context, anchors=anchors, anchor_tokens=seen.tokens[anchors])
 
 
 @contextlib.contextmanager
-def _perturbed(drafter: Drafter, name: str) -> Iterator[None]:
+def _perturbed(drafter: DFlash, name: str) -> Iterator[None]:
     """The drafter with one of its tensors changed a little, for as long as the context is open.
 
     The stored bytes are mapped and never written to: another tensor stands in their place meanwhile.
@@ -100,7 +100,7 @@ def _perturbed(drafter: Drafter, name: str) -> Iterator[None]:
         setattr(module, leaf, kept)
 
 
-def _trained(drafter: Drafter) -> Control:
+def _trained(drafter: DFlash) -> Control:
     """No tensor still has the value that networks begin with, and no two layers are the same."""
     constant: list[str] = []
     twins: list[str] = []
@@ -129,7 +129,7 @@ def _trained(drafter: Drafter) -> Control:
 
 
 @torch.inference_mode()
-def _dtypes(drafter: Drafter, seen: Recorded, *, reopen: Callable[[str], Drafter]) -> Control:
+def _dtypes(drafter: DFlash, seen: Recorded, *, reopen: Callable[[str], DFlash]) -> Control:
     """What another dtype would draft, and whether float16 could hold what is computed."""
     mine = str(drafter.ends.embedding.dtype).removeprefix("torch.")
     other = "bfloat16" if mine == "float32" else "float32"
@@ -162,12 +162,12 @@ def _dtypes(drafter: Drafter, seen: Recorded, *, reopen: Callable[[str], Drafter
     )
 
 
-def _first_choices(drafter: Drafter, seen: Recorded, anchors: Int[Tensor, " A"]) -> Int[Tensor, "A D"]:
+def _first_choices(drafter: DFlash, seen: Recorded, anchors: Int[Tensor, " A"]) -> Int[Tensor, "A D"]:
     return torch.stack([drafter.logits(some).argmax(-1) for some in _states(drafter, seen, anchors)])
 
 
 @contextlib.contextmanager
-def _largest(drafter: Drafter) -> Iterator[dict[str, float]]:
+def _largest(drafter: DFlash) -> Iterator[dict[str, float]]:
     """The largest magnitude that each part of the network gives out while the context is open."""
     largest: dict[str, float] = {}
     with contextlib.ExitStack() as stack:

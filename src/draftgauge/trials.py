@@ -1,9 +1,9 @@
-"""A small, fixed set of anchors on which functions are compared, and the streaks that each wins there.
+"""A small, fixed set of anchors on which functions are compared, and what each wins there.
 
 Controls change what the drafter reads, a diagnosis changes how it is wired; both compare on the same anchors,
 so that a difference of a few percent shows. Knows nothing of what is changed, or what a difference means.
 
-Letters: N anchors of a trial.
+Letters: N anchors of a trial, D depth, S tokens.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int, Int32, Int64
+from jaxtyping import Bool, Float32, Int, Int32, Int64, Shaped
 
 from draftgauge.drafters import Drafter
 from draftgauge.errors import RecordingError
 from draftgauge.features import Recorded
 from draftgauge.recording import Item
-from draftgauge.replay import replay_streaks
+from draftgauge.replay import replay_log_probs, replay_streaks
 from draftgauge.stats import Change, change
 
 #: Anchors of one prompt that lie within so many tokens count as one: they are drafted from the same text.
@@ -103,8 +103,25 @@ def streaks_of(
     return streak
 
 
-def paired_change(trial: Trial, before: Int[np.ndarray, " N"], after: Int[np.ndarray, " N"]) -> Change:
-    """The mean change of the streak from `before` to `after`, per anchor, and how sure it is.
+def log_probs_of(
+    drafter: Drafter, trial: Trial, *, read: Callable[[Item], Recorded], among: Int[torch.Tensor, " S"]
+) -> Float32[np.ndarray, "N D"]:
+    """The log-probabilities of the reference tokens at every anchor of the trial, among the tokens `among`.
+
+    Raises:
+        CheckpointError: As `streaks_of`.
+        RecordingError: As `streaks_of`.
+    """
+    found = np.zeros((len(trial), drafter.wiring.depth), dtype=np.float32)
+    for i in np.unique(trial.index):
+        mine = trial.index == i
+        anchors = torch.from_numpy(trial.anchors[mine])
+        found[mine] = replay_log_probs(drafter, read(trial.items[i]), anchors=anchors, among=among)
+    return found
+
+
+def paired_change(trial: Trial, before: Shaped[np.ndarray, " N"], after: Shaped[np.ndarray, " N"]) -> Change:
+    """The mean change per anchor from `before` to `after`, and how sure it is.
 
     Example:
         Streaks that fall by one at every anchor: `Change(value=-1.0, ...)`.

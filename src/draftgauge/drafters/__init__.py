@@ -6,12 +6,12 @@ of recordings, ranks or runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from draftgauge.drafters.dflash import Context, DFlash, Ends
 from draftgauge.errors import FamilyError, WiringError
@@ -19,7 +19,7 @@ from draftgauge.features import as_torch
 from draftgauge.tensorfile import StoredTensor
 from draftgauge.wiring import Wiring, tensor_shapes
 
-__all__ = ["FAMILIES", "Context", "Drafter", "Ends", "as_torch", "load_drafter"]
+__all__ = ["FAMILIES", "Context", "DFlash", "Drafter", "Ends", "as_torch", "load_drafter"]
 
 
 @runtime_checkable  # for the tests, which check every annotation at every call
@@ -42,14 +42,10 @@ class Drafter(Protocol):
     ) -> Float[Tensor, "A D H"]:
         """Final hidden states of one block per anchor."""
 
-    def logits(self, hidden: Float[Tensor, "*lead H"]) -> Float[Tensor, "*lead V"]:
-        """Scores of the drafter's vocabulary."""
-
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Its own weights by canonical name."""
-
-    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
-        """Its parts by name, as the weights are named."""
+    def logits(
+        self, hidden: Float[Tensor, "*lead H"], *, rows: Int[Tensor, " V"] | None = None
+    ) -> Float[Tensor, "*lead V"]:
+        """Scores of the drafter's vocabulary, or of some rows of its head alone."""
 
 
 FAMILIES: Mapping[str, Callable[[Wiring, Ends], DFlash]] = {"dflash": DFlash}

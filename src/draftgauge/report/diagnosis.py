@@ -38,8 +38,7 @@ def _tried(value: Mapping[str, Any]) -> str:
             continue
         interval = ABSENT if row["low"] is None else f"{row['low']:+.3f}, {row['high']:+.3f}"
         rows.append((row["label"], row["outcome"], signed(row["change"]), interval, str(row["anchors"])))
-    after = "after that change" if value["changes"] else "change of the streak"
-    head = (f"nearby, {after}", "verdict", "change", "95 %", "anchors")
+    head = ("nearby, after that" if value["changes"] else "nearby", "verdict", "log-prob", "95 %", "anchors")
     return table(head, rows[:_MOST_ROWS]) + rest(len(rows) - _MOST_ROWS, "wirings")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from draftgauge.report.text import wrap
@@ -58,7 +58,5 @@ def trust_lines(trust: Mapping[str, Any] | None) -> str:
     """What a run's report says of its controls: the verdict, and those that failed."""
     if trust is None:
         return "controls    not run: an earlier draftgauge made this run"
-    telling: Sequence[Mapping[str, Any]] = [
-        c for c in trust["controls"] if c["verdict"] in ("failed", "caution")
-    ]
+    telling = [control for control in trust["controls"] if control["verdict"] == "failed"]
     return "\n".join([verdict_line(trust), *(control_lines(control) for control in telling)])
