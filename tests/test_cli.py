@@ -287,7 +287,7 @@ def test_1_is_said_in_one_line() -> None:
     ("arguments", "message"),
     [
         ("measure", "No such command 'measure'"),
-        ("eval drafter", "Missing option '--recording'"),
+        ("eval drafter", "--recording FOLDER or --like RUN"),
         ("eval drafter --recording r --budgets 4,x", "'4,x' is not a list of whole numbers like 4,8,16"),
         ("eval drafter --recording r --budgets 0,4", "'0,4' holds a number below 1"),
         ("eval drafter --recording r --num-prompts 0", "'0' holds a number below 1"),

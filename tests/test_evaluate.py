@@ -279,7 +279,8 @@ def test_a_quick_run_stands_beside_the_full_one_and_says_that_it_is_quick(quick:
     run = evaluate_checkpoint(checkpoint("draftA8"), tiny.recording().path, Options(**options), root=tmp_path)
     assert {run.name for run in list_runs(tmp_path)} == {full.name, run.name}
     assert full.name != run.name
-    assert slugs_of(full.summary) == {"rough-interval", "no-checksums"}
+    always = {"no-checksums", "conventions", "degenerate-references"}  # a random target's text soon loops
+    assert slugs_of(full.summary) == always | {"rough-interval"}
     assert slugs_of(run.summary) >= added | {"no-checksums"}
 
 
@@ -387,7 +388,9 @@ def test_run_json_says_what_was_read(tmp_path: Path) -> None:
     assert written["provenance"]["mask_token_id"] == "--mask-token-id"
     assert written["recording"]["prompts"] == "tiny.jsonl"
     assert written["plan"]["recording_digest"] == tiny.recording().digest
-    assert slugs_of(run.summary) == {"prompts-incomplete", "few-prompts"}  # all checksums were verified
+    # All checksums were verified.
+    expected = {"prompts-incomplete", "few-prompts", "controls-undecided", "conventions"}
+    assert slugs_of(run.summary) == expected
 
 
 def test_the_plan_holds_whatever_can_change_a_number() -> None:

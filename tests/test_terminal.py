@@ -183,7 +183,8 @@ def comparison(value: float | None, difference: float | None = None) -> str:
             "run": "late",
             "baseline": "early",
             "prompts": ["a"],
-            "dropped": [],
+            "dropped": {},
+            "untrusted": {},
             "dropped_policies": [],
             "same": ["recording"],
             "different": {},
@@ -268,7 +269,7 @@ def test_a_list_of_runs_has_a_line_for_each() -> None:
     tau = real().summary["policies"]["chain"]["tau_response"]
     cells = words(text, real().name)
     assert cells[:2] == ["-", f"{tau['value']:.3f}"]
-    assert cells[-3:] == ["6", "8", "0"]
+    assert cells[-3:] == ["6", "8", "1"]
     assert "draftgauge eval" in run_list([])
 
 

@@ -2,7 +2,7 @@
 
 Needs no drafter and no target: a recording can be asked whether it is consistent in itself. Knows nothing of wirings.
 
-Letters: T positions, H hidden size, R rows.
+Letters: T positions, H hidden size, R rows, K of them that are kept.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ def _final_state(recording: Recording, items: Sequence[Item]) -> Control:
 _READINGS = ("before the norm", "after the norm already", "one position late", "one position early")
 
 
-def _reading(name: str, at: Int[Tensor, " R"], *, length: int) -> tuple[Int[Tensor, " R"], Int[Tensor, " R"]]:
+def _reading(name: str, at: Int[Tensor, " R"], *, length: int) -> tuple[Int[Tensor, " K"], Int[Tensor, " K"]]:
     """Which states give which tokens in that reading; `at` are positions whose next token is a reference."""
     moved = {"one position late": 1, "one position early": -1}.get(name, 0)
     inside = (at + moved >= 0) & (at + moved < length)

@@ -127,7 +127,8 @@ def replay_log_probs(
     """The log-probability of the reference token at every anchor and depth, among a few tokens alone.
 
     What drafters are trained to raise, and steadier than what they accept; normalised over `among`, it costs
-    next to nothing of the head's work. A token outside the drafter's vocabulary has the chance of a blind guess.
+    next to nothing of the head's work. No token counts for less than a blind guess among them would, so that
+    neither a few that were confidently missed nor those outside the drafter's vocabulary decide.
 
     Args:
         drafter: As for `replay`.
@@ -142,7 +143,7 @@ def replay_log_probs(
     _require_features(drafter, recorded)
     context = drafter.context(recorded.features[: int(anchors[-1])])
     entries, held = _entries(among, drafter.ends.target_ids, vocabulary=len(drafter.ends.head))
-    rows, known = entries[held], among[held]
+    rows, known, blind = entries[held], among[held], -math.log(len(among))
     parts = []
     for chosen in anchors.split(_anchors_per_slice(drafter, context.length)):
         seen = context.upto(int(chosen[-1]))
@@ -151,8 +152,8 @@ def replay_log_probs(
         _require_finite(log_probs.isfinite().all(-1).flatten().numpy(), hidden.dtype)
         wanted = _references(recorded.tokens, chosen, depth=drafter.wiring.depth)
         place = torch.searchsorted(known, wanted).clamp(max=len(known) - 1)
-        own = log_probs.gather(2, place[:, :, None])[:, :, 0]
-        parts.append(torch.where(known[place] == wanted, own, -math.log(len(among))).numpy())
+        own = log_probs.gather(2, place[:, :, None])[:, :, 0].clamp(min=blind)
+        parts.append(torch.where(known[place] == wanted, own, blind).numpy())
     return np.concatenate(parts)
 
 

@@ -125,7 +125,7 @@ def caveat_facts(
         block_size=pair.wiring.block_size,
         trained_block_size=plan.trained_block_size,
         block_size_effect=known.block_size_effect,
-        overridden=overridden(checkpoint, known.stated, pair.trained),
+        overridden=overridden(checkpoint, known.stated, wiring=pair.trained),
         unused=unused_tensors(checkpoint, pair.wiring),
         opaque_classes=checkpoint.opaque_classes,
         checksums_absent=known.unverified_records,

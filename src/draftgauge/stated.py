@@ -72,7 +72,7 @@ def used_wiring(trained: Wiring, stated: Stated) -> Wiring:
     return validate(replace(trained, block_size=stated.block_size, provenance=provenance))
 
 
-def overridden(checkpoint: Checkpoint, stated: Stated, wiring: Wiring) -> dict[str, tuple[Any, Any]]:
+def overridden(checkpoint: Checkpoint, stated: Stated, *, wiring: Wiring) -> dict[str, tuple[Any, Any]]:
     """The fields in which the user's word stands against the checkpoint's own: the file's value, and the stated.
 
     Example:
