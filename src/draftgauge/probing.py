@@ -9,7 +9,7 @@ Letters: S positions, F features, A anchors, D depth, B block rows, H hidden siz
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,11 +38,13 @@ _ADVICE = {
 
 @dataclass(frozen=True)
 class _Computed:
-    """What the evaluation computes on a probe's input."""
+    """What the evaluation computes on a probe's input; `names` are the tokens of `log_probs`, ascending."""
 
     context: Float[Tensor, "S H"]
     rows: Float[Tensor, "L1 A B H"]
+    final: Float[Tensor, "A D H"]
     log_probs: Float[Tensor, "A D V"]
+    names: Int[Tensor, " V"]
 
 
 @torch.inference_mode()
@@ -57,10 +59,9 @@ def probe_controls(drafter: DFlash, probe: Probe) -> list[Control]:
     tolerance, log_tolerance = _TOLERANCE.get(coarser, 1e-3), _LOG_TOLERANCE.get(coarser, 5e-3)
     ours = _compute(drafter, probe)
     ids, theirs = _tensor(probe, "top_ids").long(), _tensor(probe, "top_log_probs").float()
-    mine = ours.log_probs.gather(2, _entries(drafter, ids))
-    gap = (mine - theirs).abs()
-    first = ours.log_probs.argmax(-1)
-    best = first if drafter.ends.target_ids is None else drafter.ends.target_ids[first]
+    places = torch.searchsorted(ours.names, ids).clamp(max=len(ours.names) - 1)
+    gap = (ours.log_probs.gather(2, places) - theirs).abs()
+    best = ours.names[ours.log_probs.argmax(-1)]
     agreed, count = int((best == ids[:, :, 0]).sum()), ids[:, :, 0].numel()
     values = {"choices": count, "equal": agreed, "largest_log_prob_difference": float(gap.max())}
     found = f"{agreed} of {count} first choices equal, log-probabilities within {float(gap.max()):.3g}"
@@ -108,6 +109,7 @@ def take_probe(
         "top_log_probs": best.values.numpy(),
         "rows": torch.stack(seen["rows"]).numpy(),
         "context": seen["context"][0].numpy(),
+        "final": hidden.float().numpy(),
     }
 
 
@@ -135,8 +137,14 @@ def _compute(drafter: DFlash, probe: Probe) -> _Computed:
     with _watched(drafter) as seen:
         context = drafter.context(_tensor(probe, "features").to(compute))
         hidden = drafter.draft(context, anchors=anchors, anchor_tokens=tokens[anchors])
-    log_probs = drafter.logits(hidden).float().log_softmax(-1)
-    return _Computed(seen["context"][0], torch.stack(seen["rows"]), log_probs)
+    logits, names = drafter.logits(hidden).float(), drafter.ends.target_ids
+    names = torch.arange(logits.shape[-1]) if names is None else names
+    if "vocabulary" in probe.tensors:  # the trainer normalised over these alone
+        kept = torch.isin(names, _tensor(probe, "vocabulary").long())
+        logits, names = logits[..., kept], names[kept]
+    return _Computed(
+        seen["context"][0], torch.stack(seen["rows"]), hidden.float(), logits.log_softmax(-1), names
+    )
 
 
 @contextlib.contextmanager
@@ -144,35 +152,26 @@ def _watched(drafter: DFlash) -> Iterator[dict[str, list[Tensor]]]:
     """The fused context, and the block's rows before the layers and after each, as a pass leaves them."""
     seen: dict[str, list[Tensor]] = {"context": [], "rows": []}
     parts = dict(drafter.named_modules())
-    last = drafter.wiring.num_layers - 1
+    last = f"layers.{drafter.wiring.num_layers - 1}"
 
-    def before(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    def entering(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         seen["rows"].append(inputs[0].float())
 
     def fused(_module: nn.Module, _inputs: object, output: Tensor) -> None:
         seen["context"].append(output.float())
 
+    def leaving(_module: nn.Module, _inputs: object, output: Tensor) -> None:
+        seen["rows"][-1] = (
+            seen["rows"][-1] + output.float()
+        )  # what the last layer gives: its middle, and the MLP's
+
     with contextlib.ExitStack() as stack:
         stack.callback(parts["hidden_norm"].register_forward_hook(fused).remove)
-        for layer in range(last + 1):
-            norm = parts[f"layers.{layer}.input_layernorm"]
-            stack.callback(norm.register_forward_pre_hook(before).remove)
-        stack.callback(parts["norm"].register_forward_pre_hook(_widened(drafter, seen)).remove)
+        entrances = [f"layers.{i}.input_layernorm" for i in range(drafter.wiring.num_layers)]
+        for name in (*entrances, f"{last}.post_attention_layernorm"):
+            stack.callback(parts[name].register_forward_pre_hook(entering).remove)
+        stack.callback(parts[f"{last}.mlp"].register_forward_hook(leaving).remove)
         yield seen
-
-
-def _widened(
-    drafter: DFlash, seen: dict[str, list[Tensor]]
-) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-    """Notes the rows that reach the output norm; row 0, which is cut off there where it predicts nothing, is NaN."""
-
-    def before(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        rows = inputs[0].float()
-        missing = drafter.wiring.block_size - rows.shape[1]
-        pad = rows.new_full((rows.shape[0], missing, rows.shape[2]), torch.nan)
-        seen["rows"].append(torch.cat((pad, rows), dim=1))
-
-    return before
 
 
 def _parting(ours: _Computed, probe: Probe, tolerance: float) -> tuple[str, str] | None:
@@ -193,22 +192,17 @@ def _parting(ours: _Computed, probe: Probe, tolerance: float) -> tuple[str, str]
             if i == 0:
                 return f"the rows before the first draft layer ({by})", "embedding"
             return f"draft layer {i - 1} ({by})", "layer"
+    if "final" in probe.tensors:
+        off = _relative(ours.final, _tensor(probe, "final").float())
+        if float(off.max()) > tolerance:
+            return f"the output norm (by {float(off.max()):.2g})", "choices"
     return None
 
 
 def _relative(mine: Tensor, theirs: Tensor) -> Tensor:
-    """The difference of two states against the size of the trainer's, per state; 0 where ours is not known."""
-    size = theirs.norm(dim=-1).clamp(min=1e-12)
-    off: Tensor = ((mine - theirs).norm(dim=-1) / size).nan_to_num(nan=0.0)
+    """The difference of two states against the size of the trainer's, per state."""
+    off: Tensor = (mine - theirs).norm(dim=-1) / theirs.norm(dim=-1).clamp(min=1e-12)
     return off
-
-
-def _entries(drafter: DFlash, ids: Int[Tensor, "A D K"]) -> Int[Tensor, "A D K"]:
-    """Where the head has each of the target's ids."""
-    table = drafter.ends.target_ids
-    if table is None:
-        return ids.clamp(max=len(drafter.ends.head) - 1)
-    return torch.searchsorted(table, ids).clamp(max=len(table) - 1)
 
 
 def _tensor(probe: Probe, name: str) -> Tensor:
