@@ -592,7 +592,7 @@ def find(fault: Fault, folder: Path) -> Finding:
     stated = dict(site.stated)
     used = stated.pop("used_block_size", None)
     caught, message, first = ASK[how](site, Stated(wiring=stated, source="--wiring", block_size=used), name)
-    short = " ".join(message.split())
+    short = " ".join(message.replace(f"{folder}/", "").split())
     return Finding(fault.kind, fault.what, "tiny pair", fault.caught, caught, short[:220], first)
 
 
@@ -774,7 +774,7 @@ def find_in_demo(fault: Fault, folder: Path, *, drafter: Path, right: Path, off_
     stated = dict(site.stated)
     used = stated.pop("used_block_size", None)
     caught, message, first = ASK[how](site, Stated(wiring=stated, source="--wiring", block_size=used), name)
-    short = " ".join(message.split())
+    short = " ".join(message.replace(f"{folder}/", "").split())
     return Finding(fault.kind, fault.what, "demo pair", fault.caught, caught, short[:220], first)
 
 

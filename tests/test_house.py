@@ -91,6 +91,7 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
         "draftgauge": "only names: test_every_public_name_is_what_the_package_says",
         "__main__": "one line that calls the command line",
         "options": "test_cli gives every option to the commands that share it",
+        "text": "tables, wrapping and rounding are seen in test_terminal and in every other report's test",
         "making": "commands: test_cli runs them",
         "measuring": "commands: test_cli runs them",
         "reading": "commands: test_cli runs them",

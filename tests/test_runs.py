@@ -165,7 +165,7 @@ def test_run_json_is_written_last_and_nothing_is_there_before(tmp_path: Path, we
         assert (folder / CHECKPOINT / "weights.pt").samefile(
             weights
         )  # kept first, in case the trainer removes it
-        write_json(folder / SUMMARY, {"version": 1})
+        write_json(folder / SUMMARY, {"version": 1, "policies": {}, "prompts": {}})
         (folder / BLOCKS).write_bytes(b"")
         seen = {path.name for path in folder.iterdir()}
         assert list_runs(tmp_path) == []
@@ -261,8 +261,8 @@ def test_a_damaged_run_is_named(file: str, text: str, tmp_path: Path) -> None:
 
 def test_a_run_without_its_summary_is_named(tmp_path: Path) -> None:
     (write(tmp_path, "mine") / SUMMARY).unlink()
-    with pytest.raises(RunError, match=r"mine/summary.json is not readable"):
-        list_runs(tmp_path)
+    with pytest.raises(RunError, match=r"mine/summary.json is missing"):
+        open_run(tmp_path / "mine")
 
 
 def test_versions_are_those_installed() -> None:
