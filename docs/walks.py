@@ -32,11 +32,10 @@ by one, and one whose recording is stale. Every block is what the command printe
 def shown(*arguments: object) -> str:
     """A command as the reader would type it, and what it prints; its exit code where that is not 0."""
     words = [str(argument) for argument in arguments]
-    done = subprocess.run(
+    done = subprocess.run(  # noqa: S603 - our own command line
         [sys.executable, "-m", "draftgauge", *words],
         cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
         check=False,
         env={**os.environ, "TQDM_DISABLE": "1"},
@@ -63,7 +62,7 @@ def tuned_target(folder: Path) -> Path:
     shutil.copytree(ROOT / TARGET, ROOT / folder)
     file = ROOT / folder / "model.safetensors"
     with safe_open(file, "pt") as stored:
-        tensors = {name: stored.get_tensor(name) for name in stored.keys()}
+        tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
     name = "model.layers.8.mlp.down_proj.weight"
     tensors[name] = tensors[name] * 1.1
     save_file(tensors, file, metadata={"format": "pt"})
@@ -71,11 +70,12 @@ def tuned_target(folder: Path) -> Path:
 
 
 def healthy() -> list[str]:
+    """Everything is as it should be."""
     record, recording = recorded("--target", TARGET, "--checkpoint", DRAFTER, "--taps-around")
     return [
         "## A healthy checkpoint\n",
-        "Record the target once. `--taps-around` also keeps the layers beside each tap on the first prompts, which a\n"
-        "diagnosis needs to try taps that are off by one.\n",
+        "Record the target once. `--taps-around` also keeps the layers beside each tap on the first prompts, which\n"
+        "a diagnosis needs to try taps that are off by one.\n",
         record,
         "Is a measurement of this pair to be trusted? `check` runs every control and says what each expected:\n",
         shown("check", DRAFTER, "--recording", recording),
@@ -87,6 +87,7 @@ def healthy() -> list[str]:
 
 
 def off_by_one() -> list[str]:
+    """The config counts layers from 1."""
     taps = ("--taps", "2,11,20,28")
     record, recording = recorded("--target", TARGET, *taps, "--taps-around")
     fixed = OUT / "fixed.toml"
@@ -95,7 +96,9 @@ def off_by_one() -> list[str]:
         "The drafter reads the outputs of layers 1, 10, 19 and 27, counted from 0. Suppose that its config counts\n"
         "from 1: everything loads, nothing crashes, and the target is recorded at the layers that it names.\n",
         record,
-        shown("eval", DRAFTER, *taps, "--recording", recording, "--runs", OUT / "runs", "--name", "off-by-one"),
+        shown(
+            "eval", DRAFTER, *taps, "--recording", recording, "--runs", OUT / "runs", "--name", "off-by-one"
+        ),
         "Nothing but a lower number shows it. `diagnose` tries the wirings nearby on the same anchors:\n",
         shown("diagnose", DRAFTER, *taps, "--recording", recording, "--write", fixed),
         f"`{fixed}` is what `--wiring` takes:\n",
@@ -104,6 +107,7 @@ def off_by_one() -> list[str]:
 
 
 def stale() -> list[str]:
+    """The target changed after it was recorded."""
     tuned = tuned_target(OUT / "target")
     record, recording = recorded("--target", tuned, "--checkpoint", DRAFTER)
     shutil.rmtree(ROOT / tuned)
