@@ -13,8 +13,7 @@ of how the drafter is measured.
 
 Source: DFlash (z-lab, 2026) for the objective; AdamW (Loshchilov and Hutter, 2019).
 
-Letters: A anchors, D depth, N entries of the trained vocabulary, V of the target's, T positions, F features,
-H hidden size.
+Letters: A anchors, D depth, S entries of the trained vocabulary, V of the target's, T positions, F features.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,8 +46,8 @@ from draftgauge.wiring import LayerAttention, Wiring, validate
 
 _LOG = "train.jsonl"
 _LOGGED_STEPS = 50
-#: A probe is taken at so many anchors of one sequence, and holds at most so many positions and bytes of it.
-_PROBED_ANCHORS, _PROBED_POSITIONS, _PROBED_BYTES = 6, 512, 24_000_000
+#: A probe is taken at so many anchors within the first tokens of one completion.
+_PROBED_ANCHORS, _PROBED_TOKENS = 6, 48
 
 
 @dataclass(frozen=True)
@@ -90,11 +89,6 @@ class TrainPlan:
         if outside:
             raise InputError(f"--save-steps {outside} lie outside of the steps 1 to {self.steps}")
 
-    @property
-    def dtype(self) -> str:
-        """What the drafter is computed in; its weights are float32."""
-        return "bfloat16" if self.autocast else "float32"
-
 
 @dataclass(frozen=True)
 class Batch:
@@ -112,26 +106,12 @@ class Batch:
     references: Int[Tensor, "A D"]
 
 
-class Vocabulary(NamedTuple):
-    """What the loss is normalised over: `names`, the head's rows of those, and where every token stands among them.
-
-    `places` is -1 for a token that is not among them.
-    """
-
-    names: Int[Tensor, " N"]
-    head: Float[Tensor, "N H"]
-    places: Int[Tensor, " V"]
-
-
 class ProbeSample(NamedTuple):
-    """What the probe of every save is taken on: one sequence, cut after its last block, and its blocks.
-
-    `recorded` is the dtype that the features were recorded in.
-    """
+    """What the probe of every save is taken on: `tokens` [T], `features` [S, F] below S, `anchors` [A]."""
 
     tokens: Int[Tensor, " T"]
-    blocks: Batch
-    recorded: torch.dtype
+    features: Float[Tensor, "S F"]
+    anchors: Int[Tensor, " A"]
 
 
 def train(recording: Recording, plan: TrainPlan, *, out: Path, progress: Progress = silent) -> Path:
@@ -158,15 +138,8 @@ def train(recording: Recording, plan: TrainPlan, *, out: Path, progress: Progres
         )
         first = _resume(out, drafter, optimizer, plan)
         steps = progress(range(first, plan.steps), label="train", total=plan.steps - first, unit="step")
-        vocabulary = _vocabulary(recording, drafter)
-        sample = probe_sample(recording, items[0], vocabulary.places, plan)
-
-        def save(step: int) -> None:
-            probe = _probe(drafter, sample, vocabulary, plan)
-            _save(out / f"step_{step}", drafter, optimizer, probe, step=step, dtype=plan.dtype)
-
-        batches = ((i, sample_batch(recording, items, vocabulary.places, plan, step=i)) for i in steps)
-        _log(out, _steps(drafter, optimizer, batches, vocabulary, plan), plan, save=save)
+        probed = probe_sample(recording, items[0], plan)
+        _log(out, _steps(drafter, optimizer, recording, items, plan, steps), plan, drafter, optimizer, probed)
     return out / f"step_{plan.steps}"
 
 
@@ -213,7 +186,7 @@ def drafter_wiring(recording: Recording, plan: TrainPlan) -> Wiring:
     )
 
 
-def trained_vocabulary(recording: Recording) -> Int[Tensor, " N"]:
+def trained_vocabulary(recording: Recording) -> Int[Tensor, " S"]:
     """The token ids that occur in the completions: the loss is normalised over these alone."""
     seen = torch.zeros(recording.target.vocab_size, dtype=torch.bool)
     for item in recording.items:
@@ -231,7 +204,7 @@ def learning_rate(plan: TrainPlan, step: int) -> float:
 
 
 def block_loss(
-    logits: Float[Tensor, "A D N"], references: Int[Tensor, "A D"], *, depth_decay: float
+    logits: Float[Tensor, "A D S"], references: Int[Tensor, "A D"], *, depth_decay: float
 ) -> Float[Tensor, ""]:
     """Cross-entropy of the reference tokens, depth d weighing exp(-(d - 1) / depth_decay)."""
     depth = references.shape[1]
@@ -252,81 +225,57 @@ def sample_batch(
     """
     generator = torch.Generator().manual_seed(plan.seed * 1_000_003 + step)
     chosen = torch.randint(len(items), (plan.sequences,), generator=generator).tolist()
-    parts, offset = [], 0
-    for item in (items[i] for i in chosen):
+    features, bounds, parts = [], [], []
+    offset = 0
+    for i in chosen:
+        item = items[i]
+        stored = recording.tensors(item)
+        tokens = as_torch(stored.tokens).long()
         choice = torch.randperm(item.completion_len - 1, generator=generator)[: plan.anchors_per_sequence]
-        part = _blocks(recording, item, (choice + item.prompt_len).sort().values, places, plan)
-        low, high = part.bounds[0]
-        parts.append(replace(part, bounds=((low + offset, high + offset),), starts=part.starts + offset))
-        offset += high
-    return Batch(
-        torch.cat([part.features for part in parts]),
-        tuple(bound for part in parts for bound in part.bounds),
-        torch.cat([part.anchors for part in parts]),
-        torch.cat([part.anchor_tokens for part in parts]),
-        torch.cat([part.starts for part in parts]),
-        torch.cat([part.references for part in parts]),
-    )
+        anchors = (choice + item.prompt_len).sort().values
+        features.append(as_torch(stored.taps)[:, :-1].permute(1, 0, 2).flatten(1).float())
+        positions = anchors[:, None] + torch.arange(1, plan.block_size)
+        inside = positions < item.length
+        references = torch.where(inside, places[tokens[positions.clamp(max=item.length - 1)]], -1)
+        parts.append((anchors, tokens[anchors], torch.full_like(anchors, offset), references))
+        bounds.append((offset, offset + item.length - 1))
+        offset += item.length - 1
+    anchors, anchor_tokens, starts, references = (torch.cat(list(p)) for p in zip(*parts, strict=True))
+    return Batch(torch.cat(features), tuple(bounds), anchors, anchor_tokens, starts, references)
 
 
-def _blocks(
-    recording: Recording,
-    item: Item,
-    anchors: Int[Tensor, " A"],
-    places: Int[Tensor, " V"],
-    plan: TrainPlan,
-) -> Batch:
-    """The blocks at some anchors of one sequence."""
+def probe_sample(recording: Recording, item: Item, plan: TrainPlan) -> ProbeSample:
+    """A few anchors of one sequence, cut after the last of their blocks: the same at every save."""
     stored = recording.tensors(item)
-    tokens = as_torch(stored.tokens).long()
-    features = as_torch(stored.taps)[:, :-1].permute(1, 0, 2).flatten(1).float()
-    positions = anchors[:, None] + torch.arange(1, plan.block_size)
-    references = torch.where(
-        positions < item.length, places[tokens[positions.clamp(max=item.length - 1)]], -1
-    )
-    bounds = ((0, item.length - 1),)
-    return Batch(features, bounds, anchors, tokens[anchors], torch.zeros_like(anchors), references)
-
-
-def probe_sample(recording: Recording, item: Item, places: Int[Tensor, " V"], plan: TrainPlan) -> ProbeSample:
-    """Blocks of one sequence, at anchors of its completion as far as a probe may reach: the same at every save."""
-    stored = recording.tensors(item)
-    taps, _, hidden = stored.taps.shape
-    recorded = as_torch(stored.taps).dtype
-    last = min(item.length - 2, probed_positions(plan, taps=taps, hidden=hidden, itemsize=recorded.itemsize))
-    first = min(item.prompt_len, last // 2)  # a long prompt may leave no room for the completion
-    anchors = torch.linspace(first, last, _PROBED_ANCHORS).long().unique()
-    blocks = _blocks(recording, item, anchors, places, plan)
-    blocks = replace(blocks, features=blocks.features[:last], bounds=((0, last),))
-    return ProbeSample(as_torch(stored.tokens)[: last + plan.block_size].long(), blocks, recorded)
-
-
-def probed_positions(plan: TrainPlan, *, taps: int, hidden: int, itemsize: int) -> int:
-    """How many positions a probe can hold without growing large; `itemsize` in bytes of a recorded value."""
-    state_bytes = hidden * getattr(torch, plan.dtype).itemsize
-    rows = (plan.num_layers + 1) * plan.block_size + plan.block_size - 1  # and the final ones
-    left = _PROBED_BYTES - _PROBED_ANCHORS * rows * state_bytes
-    return max(1, min(_PROBED_POSITIONS, left // (taps * hidden * itemsize + state_bytes)))
-
-
-def _vocabulary(recording: Recording, drafter: DFlash) -> Vocabulary:
-    names = trained_vocabulary(recording)
-    places = torch.full((recording.target.vocab_size,), -1)
-    places[names] = torch.arange(len(names))
-    return Vocabulary(names, drafter.ends.head[names], places)
+    last = min(item.length - 1, item.prompt_len + _PROBED_TOKENS)
+    anchors = torch.linspace(item.prompt_len, last - 1, _PROBED_ANCHORS).long().unique()
+    features = as_torch(stored.taps)[:, :last].permute(1, 0, 2).flatten(1).float()
+    return ProbeSample(as_torch(stored.tokens)[: last + plan.block_size].long(), features, anchors)
 
 
 def _steps(
     drafter: DFlash,
     optimizer: torch.optim.Optimizer,
-    batches: Iterable[tuple[int, Batch]],
-    vocabulary: Vocabulary,
+    recording: Recording,
+    items: Sequence[Item],
     plan: TrainPlan,
+    steps: Iterable[int],
 ) -> Iterator[tuple[int, float, int]]:
     """Takes the steps; yields the number of steps done, the loss, and the tokens it was computed over."""
-    for step, batch in batches:
-        logits = _logits(drafter, batch, vocabulary, plan)
-        loss = block_loss(logits, batch.references, depth_decay=plan.depth_decay)
+    names = trained_vocabulary(recording)
+    places = torch.full((recording.target.vocab_size,), -1)
+    places[names] = torch.arange(len(names))
+    head = drafter.ends.head[names]
+    for step in steps:
+        batch = sample_batch(recording, items, places, plan, step=step)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=plan.autocast):
+            hidden = drafter.draft(
+                _contexts(drafter, batch),
+                anchors=batch.anchors,
+                anchor_tokens=batch.anchor_tokens,
+                starts=batch.starts,
+            )
+            loss = block_loss(F.linear(hidden, head), batch.references, depth_decay=plan.depth_decay)
         if not bool(loss.isfinite()):
             raise RunError(
                 f"the loss is not finite at step {step}; try a lower --learning-rate and another --out"
@@ -340,31 +289,6 @@ def _steps(
         yield step + 1, float(loss.detach()), int((batch.references >= 0).sum())
 
 
-def _logits(drafter: DFlash, batch: Batch, vocabulary: Vocabulary, plan: TrainPlan) -> Float[Tensor, "A D N"]:
-    """What the loss, and a probe, is made of: the scores of the trained vocabulary."""
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=plan.autocast):
-        hidden = drafter.draft(
-            _contexts(drafter, batch),
-            anchors=batch.anchors,
-            anchor_tokens=batch.anchor_tokens,
-            starts=batch.starts,
-        )
-        return F.linear(hidden, vocabulary.head)
-
-
-def _probe(drafter: DFlash, sample: ProbeSample, vocabulary: Vocabulary, plan: TrainPlan) -> dict[str, Any]:
-    """What the trainer computes now on the blocks of the probe, by the path that the loss takes."""
-    return take_probe(
-        drafter,
-        lambda: _logits(drafter, sample.blocks, vocabulary, plan),
-        names=vocabulary.names,
-        tokens=sample.tokens,
-        features=sample.blocks.features.to(sample.recorded),
-        anchors=sample.blocks.anchors,
-        dtype=plan.dtype,
-    )
-
-
 def _contexts(drafter: DFlash, batch: Batch) -> Context:
     """The joined context, every sequence's positions counted from its own start."""
     parts = [drafter.context(batch.features[low:high]) for low, high in batch.bounds]
@@ -375,7 +299,12 @@ def _contexts(drafter: DFlash, batch: Batch) -> Context:
 
 
 def _log(
-    out: Path, steps: Iterator[tuple[int, float, int]], plan: TrainPlan, *, save: Callable[[int], None]
+    out: Path,
+    steps: Iterator[tuple[int, float, int]],
+    plan: TrainPlan,
+    drafter: DFlash,
+    optimizer: torch.optim.Optimizer,
+    probed: ProbeSample,
 ) -> None:
     """Writes the log, and a checkpoint at every step that is to be saved."""
     window: list[float] = []
@@ -396,19 +325,18 @@ def _log(
                 log.flush()
                 window, tokens, since = [], 0, time.perf_counter()
             if done in plan.save_steps or done == plan.steps:
-                save(done)
+                _save(out / f"step_{done}", drafter, optimizer, probed, step=done, autocast=plan.autocast)
 
 
 def _save(
     folder: Path,
     drafter: DFlash,
     optimizer: torch.optim.Optimizer,
-    probe: Mapping[str, Any],
+    probed: ProbeSample,
     *,
     step: int,
-    dtype: str,
+    autocast: bool,
 ) -> None:
-    """Publishes a checkpoint and its probe together."""
     value = {
         "model_state_dict": drafter.state_dict(),
         "optimizer_state_dict": optimizer.state_dict(),
@@ -417,7 +345,9 @@ def _save(
     }
     with publish_directory(folder) as partial:
         torch.save(value, partial / "checkpoint.pt")
-        write_probe(partial / PROBE_FILE, probe, dtype=dtype, step=step)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            computed = take_probe(drafter, **probed._asdict())
+        write_probe(partial / PROBE_FILE, computed, dtype="bfloat16" if autocast else "float32")
 
 
 def _claim(out: Path, recording: Recording, plan: TrainPlan, wiring: Wiring) -> None:
