@@ -56,9 +56,10 @@ def main() -> None:
     early, late = measure(EARLY, recording), measure(LATE, recording)
     print(draftgauge("compare", late, early))
     print(draftgauge("show", late))
-    print(f"done in {time.perf_counter() - started:.0f} s. Three commands to try next:\n")
+    print(f"done in {time.perf_counter() - started:.0f} s. Four commands to try next:\n")
     for line in (
-        f"draftgauge inspect {LATE}",
+        f"draftgauge check {LATE} --recording {recording}",
+        f"draftgauge diagnose {LATE} --recording {recording}",
         f"draftgauge eval {LATE} --recording {recording} --runs {OUT}/runs --block-size 4",
         f"draftgauge eval {LATE} --recording {recording} --runs {OUT}/runs --budgets 16,256,1024",
     ):

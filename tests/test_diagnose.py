@@ -42,7 +42,8 @@ def test_what_makes_no_difference_is_undecidable_and_not_right() -> None:
     """A window of 12 inside a block of 6 hides no row, so the drafts are the same."""
     (row,) = [r for r in diagnosed()["candidates"] if r["label"].startswith("a window inside the block")]
     assert row["outcome"] == "undecidable"
-    assert row["change"] == 0
+    assert row["change"] == pytest.approx(0, abs=1e-6)
+    assert row["reason"] == "the drafts are the same"
     assert "attention" in diagnosed()["undecidable"]
 
 
@@ -64,36 +65,19 @@ def test_the_table_holds_every_wiring_with_its_interval() -> None:
         ({"rope_layout": "interleaved"}, {"rope_layout": "half"}),
         ({"mask_token_id": 291}, {"mask_token_id": 290}),
         ({"predicts_from_anchor": True}, {"predicts_from_anchor": False}),
-        ({"taps": [2, 4, 5], "rope_theta": 10000.0}, {"taps": [1, 3, 4], "rope_theta": 500.0}),
     ],
-    ids=["taps", "layout", "mask", "anchor row", "taps and RoPE"],
+    ids=["taps", "layout", "mask", "anchor row"],
 )
 def test_a_planted_fault_is_found_and_mended(stated: dict[str, Any], settings: dict[str, Any]) -> None:
     value = with_fault(**stated)
     assert value["verdict"] == "better-found"
     assert value["settings"] == settings
-    first = value["changes"][0]
-    assert first["field"] == " + ".join(settings)
-    assert first["before"] < 0.1 < first["low"] < first["after"] < first["high"]
-    assert first["log_prob_change"] > 0.5
+    first, last = value["changes"][0], value["changes"][-1]
+    assert {name for change in value["changes"] for name in change["fields"]} == settings.keys()
+    assert first["before"] < 0.1 < last["low"] < last["after"] < last["high"]
+    assert last["log_prob_change"] > 0.5
     assert value["streak"] == pytest.approx(diagnosed()["base"]["streak"], abs=0.02)
     assert json.loads(json.dumps(value)) == value
-
-
-def test_two_faults_of_different_kinds_are_mended_one_after_the_other() -> None:
-    inclusive = _layers(*planted.WIRING.attention)
-    inclusive[1]["window_inclusive"] = True
-    value = with_fault(attention=inclusive, block_size=12)
-    assert {change["field"] for change in value["changes"]} == {"attention", "block_size"}
-    assert value["settings"]["block_size"] == 6
-
-
-def test_where_nothing_works_that_is_the_answer(tmp_path: Path) -> None:
-    pair = planted.shared_pair(0)
-    other = planted.shared_pair(1)
-    value = diagnose_checkpoint(pair.checkpoint, other.recording.path)  # a recording of another target
-    assert value["verdict"] == "none-works"
-    assert "draftgauge check" in value["answer"]
 
 
 def test_layers_that_were_not_recorded_are_not_tried_and_said(tmp_path: Path) -> None:

@@ -51,6 +51,8 @@ _BEYOND_DOUBT = 1e-6
 _WORSE_ALPHA = 0.05
 #: Where no change helps beyond doubt, up to so many that may help are tried together with every other.
 _COMBINED, _HOPEFUL = 2, 0.05
+#: A smaller change of a log-probability is rounding.
+_ROUNDING = 1e-6
 #: A streak below this leaves a search nothing to hold on to.
 _LEAST_STREAK = 0.05
 
@@ -134,13 +136,17 @@ def diagnose_checkpoint(
         found = [c for c in neighbours(wiring, _surroundings(pair)) if c.field not in settled]
         open_ones = _search(bench, base, [c for c in found if c.label not in known], progress=progress)
         tries = [*open_ones, *lost]
-        best = _best(open_ones)
-        if best is None:
+        for best in _gains(open_ones):
+            narrowed = dataclasses.replace(bench, trial=bench.trial.where(best.kept))
+            before, after = streak[best.kept], narrowed.streaks(best.candidate.wiring)
+            if after.mean() > before.mean():
+                break
+            best.outcome, best.reason = "undecidable", "more probable, but no more is accepted"
+        else:
             break
-        bench = dataclasses.replace(bench, trial=bench.trial.where(best.kept))
-        wiring, before = best.candidate.wiring, streak[best.kept]
-        base, streak = bench.scores(wiring, bench.trial), bench.streaks(wiring)
-        changes.append(_taken(bench, best, before, streak))
+        bench, wiring, streak = narrowed, best.candidate.wiring, after
+        base = bench.scores(wiring, bench.trial)
+        changes.append(_taken(bench, best, before, after))
     return _result(bench, (first, streak), changes, tries, seconds=time.time() - started)
 
 
@@ -192,7 +198,7 @@ def _search(
     tries = [_begin(bench, candidate) for candidate in candidates]
     _in_stages(bench, base, tries, progress=progress)
     _judge(tries)
-    if _best(tries) is None:
+    if not _gains(tries):
         pairs = [_begin(bench, candidate) for candidate in _combined(tries)]
         _in_stages(bench, base, pairs, progress=progress)
         tries += pairs
@@ -291,18 +297,18 @@ def _judge(tries: Sequence[_Try]) -> None:
     adjusted = holm([p for _, _, p in measured])
     for (attempt, change, _), p in zip(measured, adjusted, strict=True):
         attempt.p, attempt.outcome = float(p), "undecidable"
-        if p < _FAMILY_ALPHA and change.value > 0:
+        if abs(change.value) < _ROUNDING:
+            attempt.reason = "the drafts are the same"
+        elif p < _FAMILY_ALPHA and change.value > 0:
             attempt.outcome = "better"
         elif p < _WORSE_ALPHA and change.value < 0:
             attempt.outcome = "worse"
-        elif change.low == change.high == 0:
-            attempt.reason = "the drafts are the same"
 
 
-def _best(tries: Sequence[_Try]) -> _Try | None:
-    """The change that gains most, among those that gain."""
+def _gains(tries: Sequence[_Try]) -> list[_Try]:
+    """The changes that gain, the largest gain first."""
     better = [a for a in tries if a.outcome == "better"]
-    return max(better, key=lambda a: a.change.value if a.change else 0.0, default=None)
+    return sorted(better, key=lambda a: -(a.change.value if a.change else 0.0))
 
 
 def _taken(
