@@ -26,7 +26,7 @@ def test_a_notebook_opens_measures_and_compares_in_a_few_lines() -> None:
     value = dg.compare_runs(few, dg.open_run(full.path))
 
     assert value["policies"]["chain"]["tau_response"]["difference"]["value"] == 0
-    assert value["dropped"] == ["long", "pair", "three", "four"]
+    assert list(value["dropped"]) == ["long", "pair", "three", "four"]
     assert full.blocks().num_rows == sum(item.completion_len - 1 for item in recording.items)
     assert {run.name for run in dg.list_runs(root)} >= {full.name, few.name}
     assert dg.open_checkpoint(drafter).tensors["fc.weight"].shape == (64, 128)
