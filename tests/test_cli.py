@@ -157,7 +157,7 @@ def test_a_quick_run_says_that_it_is_one() -> None:
     refused = draftgauge("compare", "quick/quick", value_of(evaluated())["path"])
     assert (refused.returncode, refused.stdout) == (1, "")
     assert "block size: 4 in quick, 8 in" in refused.stderr
-    assert "--max-blocks: 5 in quick, None in" in refused.stderr
+    assert "--max-blocks: 5 in quick, no limit in" in refused.stderr
 
 
 def test_a_drafter_is_trained() -> None:

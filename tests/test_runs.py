@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -108,12 +109,69 @@ def test_the_checkpoint_is_the_same_file_and_no_copy(tmp_path: Path, weights: Pa
     assert (run / CHECKPOINT / "weights.pt").read_bytes() == b"0" * 1000
 
 
-def test_a_kept_file_that_is_edited_in_place_is_noticed(tmp_path: Path, weights: Path) -> None:
-    run = open_run(write(tmp_path / "runs", "mine", files=(weights,)))
-    assert changed_files(run) == []
-    with weights.open("r+b") as file:  # the trainer's own file, which is the kept one too
+def edit_in_place(path: Path) -> None:
+    with path.open("r+b") as file:  # the trainer's own file, which is the kept one too
         file.write(b"1")
-    assert changed_files(run) == ["weights.pt"]
+
+
+def edit_and_hide_the_time(path: Path) -> None:
+    before = path.stat()
+    edit_in_place(path)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def save_anew(path: Path) -> None:
+    path.unlink()
+    path.write_bytes(b"1" * 1000)
+
+
+@pytest.mark.parametrize(
+    ("happens", "changed"),
+    [
+        (lambda path: path.read_bytes(), False),
+        (edit_in_place, True),
+        (edit_and_hide_the_time, True),
+        (lambda path: path.write_bytes(b"1"), True),
+        (os.utime, True),  # a new time alone: the content has to be looked at
+        # What a trainer and other runs do to their own links leaves the kept bytes alone.
+        (save_anew, False),
+        (Path.unlink, False),
+        (lambda path: (path.parent / "another run's").hardlink_to(path), False),
+    ],
+    ids=["read", "edited", "hidden", "rewritten", "touched", "new-save", "removed", "kept-again"],
+)
+def test_a_kept_file_may_have_changed_where_its_stamps_do_not_say_otherwise(
+    happens: Callable[[Path], Any], changed: bool, tmp_path: Path, weights: Path
+) -> None:
+    run = open_run(write(tmp_path / "runs", "mine", files=(weights,)))
+    happens(weights)
+    assert changed_files(run) == (["weights.pt"] if changed else [])
+
+
+def test_an_edit_while_the_run_is_made_is_noticed(tmp_path: Path, weights: Path) -> None:
+    with new_run(tmp_path / "mine", PLAN, facts={}, checkpoint=(weights,)) as folder:
+        edit_in_place(weights)
+        write_json(folder / SUMMARY, {"version": 1, "policies": {}, "prompts": {}})
+    assert changed_files(open_run(tmp_path / "mine")) == ["weights.pt"]
+
+
+def test_a_kept_file_that_is_gone_has_changed(tmp_path: Path, weights: Path) -> None:
+    run = write(tmp_path, "mine", files=(weights,))
+    (run / CHECKPOINT / "weights.pt").unlink()
+    assert changed_files(open_run(run)) == ["weights.pt"]
+
+
+def test_without_stamps_or_kept_files_there_is_all_or_nothing_to_look_at(
+    tmp_path: Path, weights: Path
+) -> None:
+    """A run of a version that noted no stamps; a run that keeps nothing."""
+    run = write(tmp_path, "mine", files=(weights,))
+    manifest = json.loads((run / MANIFEST).read_text())
+    del manifest["checkpoint_files"]
+    manifest["checkpoint"] = {"files": ["weights.pt"]}
+    (run / MANIFEST).write_text(json.dumps(manifest))
+    assert changed_files(open_run(run)) == ["weights.pt"]
+    assert changed_files(open_run(write(tmp_path, "bare", plan=OTHER))) == []
 
 
 def test_a_damaged_run_is_named_and_the_others_are_listed(tmp_path: Path) -> None:
@@ -125,6 +183,9 @@ def test_a_damaged_run_is_named_and_the_others_are_listed(tmp_path: Path) -> Non
     (foreign / MANIFEST).write_text('{"kind": "something else", "version": 1}')
     (foreign / SUMMARY).write_text("{}")
     assert [run.name for run in list_runs(tmp_path)] == ["good"]
+    found = find_run(tmp_path, PLAN)
+    assert found is not None
+    assert found.name == "good"
     unreadable = unreadable_runs(tmp_path)
     assert sorted(unreadable) == ["broken", "foreign"]
     assert "not readable" in unreadable["broken"]
@@ -162,9 +223,8 @@ def test_run_json_is_written_last_and_nothing_is_there_before(tmp_path: Path, we
     seen = {}
     with new_run(tmp_path / "mine", PLAN, facts={}, checkpoint=(weights,)) as folder:
         assert folder.parent == tmp_path
-        assert (folder / CHECKPOINT / "weights.pt").samefile(
-            weights
-        )  # kept first, in case the trainer removes it
+        # Kept first, in case the trainer removes it.
+        assert (folder / CHECKPOINT / "weights.pt").samefile(weights)
         write_json(folder / SUMMARY, {"version": 1, "policies": {}, "prompts": {}})
         (folder / BLOCKS).write_bytes(b"")
         seen = {path.name for path in folder.iterdir()}
@@ -178,6 +238,13 @@ def test_a_failed_run_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), new_run(tmp_path / "mine", PLAN, facts={}, checkpoint=()):
         _ = 1 // 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_run_left_is_swept_by_the_next(tmp_path: Path) -> None:
+    (tmp_path / ".partial-17-killed").mkdir()
+    (tmp_path / ".partial-17-killed" / BLOCKS).write_bytes(b"half")
+    write(tmp_path, "mine")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
 def test_a_name_that_is_taken_is_refused(tmp_path: Path) -> None:
@@ -256,6 +323,39 @@ def test_a_damaged_run_is_named(file: str, text: str, tmp_path: Path) -> None:
     path = write(tmp_path, "mine") / file
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(RunError, match=f"mine/{file}.*remove the run's folder and evaluate again"):
+        open_run(tmp_path / "mine")
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "message"),
+    [
+        (MANIFEST, "plan", "run.json lacks plan; remove the run's folder"),
+        (MANIFEST, "plan_digest", "run.json lacks plan_digest;"),
+        (MANIFEST, "started", "run.json lacks started;"),
+        (SUMMARY, "policies", "summary.json lacks policies;"),
+        (SUMMARY, "prompts", "summary.json lacks prompts;"),
+    ],
+)
+def test_a_run_that_lacks_a_part_is_named_and_stops_no_listing(
+    file: str, key: str, message: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path, "mine") / file
+    path.write_text(json.dumps({name: v for name, v in json.loads(path.read_text()).items() if name != key}))
+    write(tmp_path, "other", plan=OTHER)
+    with pytest.raises(RunError, match=message):
+        open_run(tmp_path / "mine")
+    assert [run.name for run in list_runs(tmp_path)] == ["other"]
+    assert list(unreadable_runs(tmp_path)) == ["mine"]
+
+
+@pytest.mark.parametrize(
+    "plan", [[], {}, {**dataclasses.asdict(PLAN), "colour": "red"}], ids=["list", "less", "more"]
+)
+def test_a_plan_of_other_fields_is_refused(plan: Any, tmp_path: Path) -> None:
+    change(write(tmp_path, "mine") / MANIFEST, plan=plan)
+    with pytest.raises(
+        RunError, match="its plan has not the fields checkpoint_digest, recording_digest, wiring,"
+    ):
         open_run(tmp_path / "mine")
 
 

@@ -20,6 +20,7 @@ from draftgauge.store import (
     publish_file,
     sha256_file,
     sha256_json,
+    sweep,
     write_json,
 )
 
@@ -94,6 +95,22 @@ def test_a_disk_that_refuses_is_named_and_nothing_is_left(publish: Publish, tmp_
     assert names(tmp_path) == []
 
 
+def test_an_error_of_the_work_itself_is_not_called_one_of_writing(tmp_path: Path) -> None:
+    """Within a folder much more happens than writing into it: a source that is gone is said to be gone."""
+    with pytest.raises(FileNotFoundError, match="gone"), publish_directory(tmp_path / "name"):
+        (tmp_path / "gone").read_bytes()
+    assert names(tmp_path) == []
+
+
+def test_an_error_about_a_file_of_the_folder_is_one_of_writing(tmp_path: Path) -> None:
+    with (
+        pytest.raises(StoreError, match="name could not be written: No such file or directory; check space"),
+        publish_directory(tmp_path / "name") as partial,
+    ):
+        (partial / "below" / "file").write_text("")
+    assert names(tmp_path) == []
+
+
 @PUBLISHERS
 def test_what_is_there_is_never_overwritten(publish: Publish, tmp_path: Path) -> None:
     path = tmp_path / "name"
@@ -129,6 +146,51 @@ def test_json_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         write_json(tmp_path / "b.json", {"value": float("nan")})
     assert names(tmp_path) == ["a.json"]
+
+
+WRITE = """
+import sys
+from pathlib import Path
+from draftgauge.store import publish_directory
+with publish_directory(Path(sys.argv[1])) as partial:
+    (partial / "file").write_text("half")
+    print("writing", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def writer(path: Path) -> subprocess.Popen[str]:
+    """A process in the midst of publishing a folder, until it reads a line."""
+    command = [sys.executable, "-c", WRITE, str(path)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "writing\n"
+    return process
+
+
+def test_what_a_killed_process_left_is_swept_and_what_is_being_written_is_not(tmp_path: Path) -> None:
+    with writer(tmp_path / "killed") as killed, writer(tmp_path / "living") as living:
+        killed.kill()
+        killed.wait()
+        assert len(names(tmp_path)) == 2
+        with publish_directory(tmp_path / "mine") as partial:
+            sweep(tmp_path)
+            assert names(tmp_path) == sorted([partial.name, f"{PARTIAL}{living.pid}-living"])
+        assert living.stdin is not None
+        living.stdin.write("\n")
+    assert living.returncode == 0
+    assert names(tmp_path) == ["living", "mine"]
+    assert (tmp_path / "living" / "file").read_text() == "half"
+
+
+def test_only_unfinished_folders_are_swept(tmp_path: Path) -> None:
+    (tmp_path / f"{PARTIAL}17-run").mkdir()
+    (tmp_path / f"{PARTIAL}17-run" / "file").write_text("half")
+    (tmp_path / f"{PARTIAL}17-note").write_text("a file, which is not ours to hold")
+    (tmp_path / "run").mkdir()
+    sweep(tmp_path)
+    sweep(tmp_path / "nowhere")
+    assert names(tmp_path) == [f"{PARTIAL}17-note", "run"]
 
 
 HOLD = """

@@ -171,64 +171,6 @@ def test_few_prompts_have_no_interval_and_the_values_are_shown() -> None:
     assert "[" not in words(text, "  by response")
 
 
-def comparison(value: float | None, difference: float | None = None) -> str:
-    estimate = {"value": difference, "low": None, "high": None, "reason": None}
-    policy = {
-        "label": "chain",
-        "tau_response": {"run": value, "baseline": 2.0, "difference": estimate, "resolvable": None},
-        "prompts": {},
-    }
-    return comparison_report(
-        {
-            "run": "late",
-            "baseline": "early",
-            "prompts": ["a"],
-            "dropped": {},
-            "untrusted": {},
-            "dropped_policies": [],
-            "same": ["recording"],
-            "different": {},
-            "policies": {"chain": policy},
-        }
-    )
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (1.5234, "1.523"),
-        (0.0, "0.000"),
-        (1.0, "1.000"),
-        (7.0, "7.000"),
-        (0.9996, "0.9996"),
-        (0.99999996, "0.99999996"),
-        (1.0004, "1.0004"),
-        (6.99997, "6.99997"),
-        (0.0004, "4.0e-04"),
-        (0.00051, "0.001"),
-        (1e-12, "1.0e-12"),
-        (None, "-"),
-    ],
-)
-def test_rounding_never_makes_a_whole_number(value: float | None, text: str) -> None:
-    assert words(comparison(value), "chain  ")[1] == text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.25, "+0.250"),
-        (-0.25, "-0.250"),
-        (0.0, "0.000"),
-        (-0.0001, "-1.0e-04"),
-        (0.9999, "+0.9999"),
-        (None, "-"),
-    ],
-)
-def test_differences_have_their_sign(value: float | None, text: str) -> None:
-    assert words(comparison(2.0, value), "chain  ")[2] == text
-
-
 @pytest.mark.parametrize(
     ("ends", "shares"),
     [
@@ -244,24 +186,6 @@ def test_shares_are_never_rounded_to_none_or_all(ends: tuple[int, ...], shares: 
     summary["policies"]["chain"]["counts"] |= {"rounds": 1000, **dict(zip(names, ends, strict=True))}
     table = run_report(Run(run.path, run.manifest, summary)).split("rounds end by")[1]
     assert words(table.split("\n\n")[0], "chain ") == ["1000", *shares]
-
-
-def test_a_comparison_says_what_is_the_same_what_differs_and_what_is_left_out() -> None:
-    value = {
-        **compare_runs(real(), real()),
-        "dropped": {"c": "only in late"},
-        "dropped_policies": ["ddtree1024"],
-        "different": {
-            "checkpoint": {"run": "a" * 64, "baseline": "b" * 64},
-            "wiring: taps": {"run": [1, 3], "baseline": [0, 2]},
-        },
-    }
-    text = comparison_report(value)
-    assert "different: checkpoint: bbbbbbbbbbbbbbbb (baseline), aaaaaaaaaaaaaaaa (run)" in text
-    assert "different: wiring: taps: 0, 2 (baseline), 1, 3 (run)" in text
-    assert "! left out: prompt c: only in late" in text
-    assert "! policies left out, since only one run has them: ddtree1024" in text
-    assert words(text, "five  ")[-1] == "0.000"
 
 
 def test_a_list_of_runs_has_a_line_for_each() -> None:

@@ -71,7 +71,7 @@ def test_a_gate_stops_with_exit_code_4(run: Path) -> None:
     folder = run.parents[1]
     passed = draftgauge("show", run, "--gate", "tau>=1.5", cwd=folder)
     assert passed.returncode == 0, passed.stderr
-    assert "gate passed: tau>=1.5: tau of chain is" in passed.stdout
+    assert "gate passed: tau>=1.5: tau of the chain is" in passed.stdout
     failed = draftgauge("show", run, "--gate", "tau>=1.5", "--gate", "tau>=5", "--json", cwd=folder)
     assert failed.returncode == 4
     assert [gate["passed"] for gate in values(failed)["gates"]] == [True, False]

@@ -1,122 +1,171 @@
 """Compares two runs where they are comparable: paired by prompt, on what both measured.
 
-Works on run directories alone. Refuses what would be meaningless, naming each field that differs.
+Works on run directories alone. Says what the two have in common and what not, and refuses what would be
+meaningless, naming each field that differs. Values meet under their own names only, so that conventions never
+mix. Knows nothing of rendering.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from draftgauge.errors import RunError
 from draftgauge.runs import Run
-from draftgauge.stats import paired_difference, paired_ratio_difference, resolvable_difference
+from draftgauge.stats import (
+    Estimate,
+    paired_difference,
+    paired_ratio_difference,
+    resolvable_difference,
+)
 
-#: What must be equal for a difference to mean anything, and how to say it.
-_MUST_MATCH: Mapping[str, str] = {
-    "target": "target",
-    "template": "template",
-    "block_size": "block size",
-    "predicts_from_anchor": "anchor row",
-    "max_blocks": "--max-blocks",
-    "temperature": "temperature",
+#: What must be equal for a difference to mean anything.
+_MUST_MATCH: Mapping[str, Callable[[Run], Any]] = {
+    "target": lambda run: run.plan.target_digest,
+    "template": lambda run: run.plan.template,
+    "block size": lambda run: run.plan.wiring["block_size"],
+    "anchor row": lambda run: (
+        "predicts" if run.plan.wiring["predicts_from_anchor"] else "re-reads the anchor"
+    ),
+    "--max-blocks": lambda run: run.plan.max_blocks or "no limit",
+    "temperature": lambda _: "greedy",
 }
 #: What may differ and is said.
-_MAY_DIFFER: Mapping[str, str] = {
-    "recording": "recording",
-    "checkpoint": "checkpoint",
-    "dtype": "compute dtype",
-    "anchors": "anchors",
-    "instrument": "draftgauge version",
-    "trained_block_size": "trained block size",
+_MAY_DIFFER: Mapping[str, Callable[[Run], Any]] = {
+    "recording": lambda run: run.plan.recording_digest,
+    "checkpoint": lambda run: run.plan.checkpoint_digest,
+    "compute dtype": lambda run: run.plan.dtype,
+    "anchors": lambda run: run.plan.anchors,
+    "draftgauge version": lambda run: run.plan.instrument,
+    "trained block size": lambda run: run.plan.trained_block_size or "not known",
 }
+#: What no option of `eval` makes equal.
+_FIXED = ("target", "anchor row")
 
 
 def compare_runs(run: Run, baseline: Run) -> dict[str, Any]:
     """How `run` differs from `baseline`, per policy, as paired differences over the prompts of both.
 
-    Prompts are the same where their references are, token for token, also in two recordings.
+    Prompts are the same where their references are, token for token, also in two recordings. A run that is not
+    trusted is compared and marked.
 
-    Example of the result: `{"policies": {"chain": {"tau_response": {"run": 1.7, "baseline": 1.4,
-    "difference": {"value": 0.3, "low": 0.2, ...}}}}, "dropped": {"lru_cache": "only in step_4000-1a2b"},
-    "same": [...], "different": {"checkpoint": {"run": "1a2b...", "baseline": "5e6f..."}}}`.
+    Example of the result: `{"policies": {"chain": {"tau_response": {"run": 1.7, "baseline": 1.4, "verdict":
+    "higher", "difference": {"value": 0.3, "low": 0.2, ...}}}}, "dropped": {"lru_cache": "only in step_4000-1a2b"},
+    "same": {"template": "chat", ...}, "different": {"checkpoint": {"run": "1a2b...", "baseline": "5e6f..."}}}`.
 
     Raises:
         RunError: The runs are not comparable; all reasons are listed.
     """
-    ours, theirs = _identity(run), _identity(baseline)
-    blocking = [
-        f"{words}: {_short(ours[key])} in {run.name}, {_short(theirs[key])} in {baseline.name}"
-        for key, words in _MUST_MATCH.items()
-        if ours[key] != theirs[key]
-    ]
-    prompts, dropped = _shared_prompts(run, baseline)
-    if not prompts:
-        blocking.append("prompts: none has the same reference in both")
-    if blocking:
-        raise RunError(
-            "the two runs cannot be compared, they differ in\n  " + "\n  ".join(blocking) + "\n"
-            f"Measure one of them as the other was: `draftgauge eval CHECKPOINT --like {baseline.path}`"
-        )
+    names = _names(run, baseline)
+    prompts, dropped = _shared_prompts(run, baseline, names)
     policies = [slug for slug in run.summary["policies"] if slug in baseline.summary["policies"]]
-    either = {**run.summary["policies"], **baseline.summary["policies"]}
+    _require_comparable(run, baseline, names=names, prompts=prompts, policies=policies)
+    dropped_policies = {
+        slug: f"only in {names[slug not in run.summary['policies']]}"
+        for slug in {**run.summary["policies"], **baseline.summary["policies"]}
+        if slug not in policies
+    }
+    every = {**_MUST_MATCH, **_MAY_DIFFER}
+    ours, theirs = ({name: said(r) for name, said in every.items()} for r in (run, baseline))
+    same = {name: value for name, value in ours.items() if value == theirs[name]}
+    same |= {} if dropped else {"prompts": len(prompts), "references": "token for token"}
+    same |= {} if dropped_policies else {"policies": ", ".join(policies)}
     return {
-        "run": run.name,
-        "baseline": baseline.name,
+        "run": names[0],
+        "baseline": names[1],
         "prompts": prompts,
         "dropped": dropped,
-        "dropped_policies": [slug for slug in either if slug not in policies],
-        "same": [words for key, words in {**_MUST_MATCH, **_MAY_DIFFER}.items() if ours[key] == theirs[key]],
+        "dropped_policies": dropped_policies,
+        "same": same | {"convention": "each value under its own name"},
         "different": {
-            words: {"run": ours[key], "baseline": theirs[key]}
-            for key, words in _MAY_DIFFER.items()
-            if ours[key] != theirs[key]
+            name: {"run": value, "baseline": theirs[name]}
+            for name, value in ours.items()
+            if value != theirs[name]
         }
         | _wiring_differences(run.plan.wiring, baseline.plan.wiring),
-        "untrusted": {r.name: r.failed_controls for r in (run, baseline) if r.failed_controls},
+        "trust": {"run": _trust(run), "baseline": _trust(baseline)},
         "policies": {slug: _policy(run, baseline, slug, prompts) for slug in policies},
     }
 
 
-def _shared_prompts(run: Run, baseline: Run) -> tuple[list[str], dict[str, str]]:
+def _names(run: Run, baseline: Run) -> tuple[str, str]:
+    """What the two are called: their names, or their paths where the names are equal."""
+    if run.name != baseline.name:
+        return run.name, baseline.name
+    return str(run.path), str(baseline.path)
+
+
+def _shared_prompts(run: Run, baseline: Run, names: tuple[str, str]) -> tuple[list[str], dict[str, str]]:
     """The prompts whose references are the same in both runs, and why the others are left out."""
     ours, theirs = run.summary["prompts"], baseline.summary["prompts"]
     same_recording = run.plan.recording_digest == baseline.plan.recording_digest
     prompts, dropped = [], {}
     for name in {**ours, **theirs}:
         if name not in ours or name not in theirs:
-            dropped[name] = f"only in {run.name if name in ours else baseline.name}"
+            dropped[name] = f"only in {names[name not in ours]}"
             continue
         said = [side[name].get("reference_sha256") for side in (ours, theirs)]
-        if same_recording or (None not in said and said[0] == said[1]):
-            prompts.append(name)
-        elif None in said:
+        if not same_recording and None in said:
             dropped[name] = "another recording, and one run is from before references were identified"
+        elif not same_recording and said[0] != said[1]:
+            dropped[name] = "its reference is another text in the two recordings"
+        elif not any(policy["rounds"] for policy in ours[name]["policies"].values()):
+            dropped[name] = "its completion is too short for a round"
         else:
-            dropped[name] = "its reference text is another in the two recordings"
+            prompts.append(name)
     return prompts, dropped
+
+
+def _require_comparable(
+    run: Run, baseline: Run, *, names: tuple[str, str], prompts: Sequence[str], policies: Sequence[str]
+) -> None:
+    """Refuses what would be meaningless, with every reason and with what helps."""
+    blocking = {
+        name: f"{_short(said(run))} in {names[0]}, {_short(said(baseline))} in {names[1]}"
+        for name, said in _MUST_MATCH.items()
+        if said(run) != said(baseline)
+    }
+    if not prompts:
+        counts = [len(side.summary["prompts"]) for side in (run, baseline)]
+        blocking["prompts"] = (
+            f"none has the same reference in both ({counts[0]} in {names[0]}, {counts[1]} in {names[1]})"
+        )
+    if not policies:
+        blocking["policies"] = "none was measured in both"
+    if not blocking:
+        return
+    listed = "\n  ".join(f"{name}: {reason}" for name, reason in blocking.items())
+    advice = f"Measure one as the other was: `draftgauge eval CHECKPOINT --like {baseline.path}`"
+    if "block size" in blocking:
+        advice += f", or with `--block-size {baseline.plan.wiring['block_size']}`"
+    if fixed := [name for name in _FIXED if name in blocking]:
+        advice = f"No option makes the {' or the '.join(fixed)} equal: compare with a run that has the same"
+    raise RunError(f"the two runs cannot be compared, they differ in\n  {listed}\n{advice}")
+
+
+def _trust(run: Run) -> dict[str, Any]:
+    """Whether a run's controls passed; None where an earlier version ran none."""
+    said = run.summary.get("trust")
+    return {"trusted": None if said is None else said["trusted"], "failed": run.failed_controls}
 
 
 def _policy(run: Run, baseline: Run, slug: str, prompts: list[str]) -> dict[str, Any]:
     """One policy on the shared prompts: both runs' values and the paired differences."""
     ours = [run.summary["prompts"][name]["policies"][slug] for name in prompts]
     theirs = [baseline.summary["prompts"][name]["policies"][slug] for name in prompts]
-    pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if a["rounds"] and b["rounds"]]
     value: dict[str, Any] = {"label": run.summary["policies"][slug]["label"]}
     for quantity, count in (("tau", "committed"), ("streak", "accepted")):
-        a, b = [p[quantity] for p, _ in pairs], [p[quantity] for _, p in pairs]
+        a, b = ([prompt[quantity] for prompt in side] for side in (ours, theirs))
+        differences = [x - y for x, y in zip(a, b, strict=True)]
+        difference = paired_difference(a, b)
         value[f"{quantity}_response"] = {
-            "run": sum(a) / len(a) if a else None,
-            "baseline": sum(b) / len(b) if b else None,
-            "difference": paired_difference(a, b).as_dict(),
-            "resolvable": resolvable_difference([x - y for x, y in zip(a, b, strict=True)]),
+            "run": sum(a) / len(a),
+            "baseline": sum(b) / len(b),
+            "difference": difference.as_dict(),
+            "verdict": _verdict(difference, differences),
+            "resolvable": resolvable_difference(differences),
         }
-        counts = [[p[key] for p in side] for side in (ours, theirs) for key in (count, "rounds")]
-        value[f"{quantity}_pooled"] = {
-            "run": sum(counts[0]) / sum(counts[1]) if sum(counts[1]) else None,
-            "baseline": sum(counts[2]) / sum(counts[3]) if sum(counts[3]) else None,
-            "difference": paired_ratio_difference(*counts).as_dict(),
-        }
+        value[f"{quantity}_pooled"] = _pooled(ours, theirs, count)
     value["prompts"] = {
         name: {"run": a["tau"], "baseline": b["tau"]}
         for name, a, b in zip(prompts, ours, theirs, strict=True)
@@ -124,31 +173,37 @@ def _policy(run: Run, baseline: Run, slug: str, prompts: list[str]) -> dict[str,
     return value
 
 
-def _identity(run: Run) -> dict[str, Any]:
-    """What decides whether a run can be compared with another."""
-    plan = run.plan
+def _pooled(
+    ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]], count: str
+) -> dict[str, Any]:
+    """Counts per round, pooled over the prompts, of both runs."""
+    (a, rounds_a), (b, rounds_b) = (
+        ([prompt[count] for prompt in side], [prompt["rounds"] for prompt in side]) for side in (ours, theirs)
+    )
     return {
-        "recording": plan.recording_digest,
-        "target": plan.target_digest,
-        "template": plan.template,
-        "block_size": plan.wiring["block_size"],
-        "predicts_from_anchor": plan.wiring["predicts_from_anchor"],
-        "max_blocks": plan.max_blocks,
-        "checkpoint": plan.checkpoint_digest,
-        "dtype": plan.dtype,
-        "anchors": plan.anchors,
-        "trained_block_size": plan.trained_block_size,
-        "instrument": plan.instrument,
-        "temperature": "greedy",
+        "run": sum(a) / sum(rounds_a),
+        "baseline": sum(b) / sum(rounds_b),
+        "difference": paired_ratio_difference(a, rounds_a, b, rounds_b).as_dict(),
     }
+
+
+def _verdict(difference: Estimate, differences: Sequence[float]) -> str:
+    """What the difference says: higher, lower, equal on every prompt, not resolved, or undecided for its reason."""
+    if not any(differences):
+        return "equal"
+    if difference.low is None or difference.high is None:
+        return "undecided"
+    if difference.low > 0:
+        return "higher"
+    return "lower" if difference.high < 0 else "not resolved"
 
 
 def _wiring_differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
     """The fields in which the two drafters are wired differently, each with both values."""
     return {
-        f"wiring: {name}": {"run": value, "baseline": theirs.get(name)}
-        for name, value in ours.items()
-        if value != theirs.get(name)
+        f"wiring: {name}": {"run": ours.get(name), "baseline": theirs.get(name)}
+        for name in {**ours, **theirs}
+        if ours.get(name) != theirs.get(name)
     }
 
 

@@ -7,14 +7,14 @@ The main path, read downward. What each step means stands where it is done: `che
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from draftgauge.acceptance import Policy
 from draftgauge.caveats import as_json, caveats
 from draftgauge.check import block_size_effect, quick_controls
 from draftgauge.checkpoint import Checkpoint, digest
-from draftgauge.errors import InputError, RecordingError, RunError
+from draftgauge.errors import InputError
 from draftgauge.measure import (
     ALWAYS,
     DEFAULT_POLICIES,
@@ -25,7 +25,7 @@ from draftgauge.measure import (
 )
 from draftgauge.pairing import DTYPES, Pair, open_drafter, open_pair, require_sound
 from draftgauge.progress import Progress, silent
-from draftgauge.recording import Item, open_recording
+from draftgauge.recording import Item
 from draftgauge.replay import Drafted
 from draftgauge.runs import (
     BLOCKS,
@@ -153,34 +153,6 @@ def evaluate_checkpoint(
         summary["caveats"] = as_json(caveats(facts_known))
         write_json(folder / SUMMARY, {"version": FORMAT_VERSION, **summary})
     return open_run(path)
-
-
-def options_like(run: Run, options: Options) -> tuple[Path, Options]:
-    """The recording and the options with which an earlier run measured; only what is about the checkpoint is kept.
-
-    Raises:
-        RunError: The recording is not where the run says, or is another one now.
-    """
-    plan, path = run.plan, Path(run.manifest["recording"]["path"])
-    try:
-        found = open_recording(path).digest
-    except RecordingError as exc:
-        raise RunError(f"--like {run.path}: its recording is not there any more: {exc}") from exc
-    if found != plan.recording_digest:
-        raise RunError(
-            f"--like {run.path}: the recording at {path} is another one now ({found[:16]}, measured was "
-            f"{plan.recording_digest[:16]}); record the same prompts again, and evaluate both checkpoints on that"
-        )
-    return path, replace(
-        options,
-        stated=replace(options.stated, block_size=plan.wiring["block_size"]),
-        policies=tuple(Policy.parse(slug) for slug in plan.policies),
-        anchors=plan.anchors,
-        prompts=plan.prompts,
-        num_prompts=None,
-        max_blocks=plan.max_blocks,
-        dtype=plan.dtype,
-    )
 
 
 def _plan(pair: Pair, policies: Sequence[Policy], options: Options) -> Plan:

@@ -1,10 +1,12 @@
 """Gates: conditions on a run that a script can stop at.
 
-    tau>=2.0                      the chain's tau by response
-    ddtree16.tau_pooled > 2.5     any policy's tau, streak, tau_pooled, streak_pooled or all_anchor_streak
-    not worse than RUN by 0.05    paired with another run; the interval must exclude a loss of more than 0.05
+    tau>=2.0                               the chain's tau by response
+    ddtree16.tau_pooled > 2.5              any policy's tau, streak, tau_pooled, streak_pooled, all_anchor_streak
+    not worse than RUN by 0.05             the chain's tau, paired by prompt with another run
+    ddtree16.tau not worse than RUN by 0   any policy's tau or streak
 
-A gate that cannot be decided has not passed.
+Not worse means that the 95 % interval of the paired difference excludes a loss of that much. What cannot be
+decided, or rests on a run that is not trusted, has not passed. Knows nothing of exit codes.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from draftgauge.acceptance import Policy
 from draftgauge.compare import compare_runs
 from draftgauge.errors import InputError
 from draftgauge.runs import Run, open_run
+from draftgauge.stats import FEWEST_PROMPTS
 
 _OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
@@ -35,18 +38,24 @@ _QUANTITIES: Mapping[str, str] = {
     "streak_pooled": "streak_pooled",
     "all_anchor_streak": "all_anchor_streak",
 }
+_PAIRED = ("tau", "streak")
+_OPTIONS = {"chain": "--chain-lengths", "ddtree": "--budgets", "coverage": "--coverage"}
+_NUMBER = r"(?P<bound>\d+(?:\.\d*)?|\.\d+)"
 _NAME = r"(?:(?P<policy>[a-z]+\d*)\.)?(?P<quantity>[a-z_]+)"
-_LEVEL = re.compile(rf"\s*{_NAME}\s*(?P<operator>>=|<=|>|<)\s*(?P<bound>[\d.]+)\s*")
-_NOT_WORSE = re.compile(rf"\s*(?:{_NAME}\s+)?not worse than\s+(?P<baseline>.+?)\s+by\s+(?P<bound>[\d.]+)\s*")
-_GRAMMAR = 'as in "tau>=2.0", "ddtree16.tau_pooled > 2.5" or "not worse than runs/NAME by 0.05"'
+_LEVEL = re.compile(rf"{_NAME}\s*(?P<compares>>=|<=|>|<)\s*{_NUMBER}")
+_NOT_WORSE = re.compile(rf"(?:{_NAME}\s+)?not\s+worse\s+than\s+(?P<baseline>.+)\s+by\s+{_NUMBER}")
+_GRAMMAR = 'expected one as in "tau>=2.0", "ddtree16.tau_pooled > 2.5" or "not worse than runs/NAME by 0.05"'
 
 
 @dataclass(frozen=True)
 class Gate:
-    """A condition: a quantity of a policy against a bound, or against a baseline run with a margin."""
+    """A condition: a policy's quantity `compares` to a bound, or loses no more than it against a baseline.
+
+    One of `compares` (`>=`, `<=`, `>`, `<`) and `baseline` is None.
+    """
 
     text: str
-    policy: str
+    policy: Policy
     quantity: str
     bound: float
     compares: str | None
@@ -55,15 +64,29 @@ class Gate:
 
 @dataclass(frozen=True)
 class Judgement:
-    """Whether a gate passed, and why, as in `Judgement("tau>=2.0", True, "tau of chain is 2.163")`."""
+    """Whether a gate passed, and the sentence that says why; `passed` is None where that cannot be decided.
+
+    `value`, `low` and `high` are what was judged, with its interval: of a gate against a baseline, the difference.
+
+    Example:
+        `Judgement("tau>=2.0", True, "tau of the chain is 2.163 [1.98, 2.35]", 2.1631, 1.981, 2.347)`
+    """
 
     gate: str
-    passed: bool
+    passed: bool | None
     text: str
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def verdict(self) -> str:
+        """The outcome in a word."""
+        return {True: "passed", False: "FAILED", None: "NOT DECIDED"}[self.passed]
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return {"gate": self.gate, "passed": self.passed, "text": self.text}
+        return asdict(self)
 
 
 def parse_gate(text: str) -> Gate:
@@ -72,61 +95,102 @@ def parse_gate(text: str) -> Gate:
     Raises:
         InputError: It is none.
     """
-    level, against = _LEVEL.fullmatch(text), _NOT_WORSE.fullmatch(text)
-    found = against or level
+    found = _NOT_WORSE.fullmatch(text.strip()) or _LEVEL.fullmatch(text.strip())
     if found is None:
-        raise InputError(f"gate {text!r} is not understood; expected one {_GRAMMAR}")
-    quantity = found["quantity"] or "tau"
+        raise InputError(f"gate {text!r} is not understood; {_GRAMMAR}")
+    said = found.groupdict()
+    quantity = said["quantity"] or "tau"
     if quantity not in _QUANTITIES:
-        raise InputError(f"gate {text!r}: {quantity!r} is not one of {', '.join(_QUANTITIES)}")
-    if against is not None and quantity not in ("tau", "streak"):
-        raise InputError(f"gate {text!r}: runs are compared by tau or streak, not by {quantity}")
+        raise InputError(
+            f"gate {text!r} asks for {quantity!r}, which is none of {', '.join(_QUANTITIES)}; {_GRAMMAR}"
+        )
+    if "baseline" in said and quantity not in _PAIRED:
+        raise InputError(f"gate {text!r}: two runs are paired by {' or '.join(_PAIRED)}, not by {quantity}")
     try:
-        bound, policy = float(found["bound"]), Policy.parse(found["policy"] or "chain").slug
-    except ValueError:
-        raise InputError(f"gate {text!r}: {found['bound']!r} is no number; expected one {_GRAMMAR}") from None
-    baseline = None if against is None else Path(against["baseline"])
-    compares = None if against is not None or level is None else level["operator"]
-    return Gate(text, policy, quantity, bound, compares, baseline)
+        policy = Policy.parse(said["policy"] or "chain")
+    except InputError as exc:
+        raise InputError(f"gate {text!r}: {exc}") from exc
+    baseline = Path(said["baseline"]) if "baseline" in said else None
+    return Gate(text, policy, quantity, float(said["bound"]), said.get("compares"), baseline)
 
 
 def judge(gate: Gate, run: Run) -> Judgement:
     """Whether the run passes the gate.
 
     Raises:
-        InputError: The run has no such policy.
+        InputError: The run, or the baseline, has no such policy.
         RunError: The baseline is no run, or cannot be compared with.
     """
-    if gate.policy not in run.summary["policies"]:
-        known = ", ".join(run.summary["policies"])
-        raise InputError(f"gate {gate.text!r}: the run has no policy {gate.policy!r}; it has {known}")
+    _require_policy(gate, run)
+    if run.failed_controls:
+        return _untrusted(gate, "this run", run)
     if gate.baseline is not None:
         return _not_worse(gate, run, open_run(gate.baseline))
-    estimate = run.summary["policies"][gate.policy].get(_QUANTITIES[gate.quantity], {})
-    value = estimate.get("value")
-    if value is None or gate.compares is None:
-        reason = estimate.get("reason") or "it needs all anchors"
-        return Judgement(gate.text, False, f"{gate.quantity} of {gate.policy} is not known: {reason}")
-    passed = _OPERATORS[gate.compares](value, gate.bound)
-    return Judgement(gate.text, passed, f"{gate.quantity} of {gate.policy} is {value:.4f}")
+    return _level(gate, run)
+
+
+def _level(gate: Gate, run: Run) -> Judgement:
+    """The run's own value against the bound."""
+    what = f"{gate.quantity} of the {gate.policy.label}"
+    estimate = run.summary["policies"][gate.policy.slug].get(_QUANTITIES[gate.quantity])
+    if estimate is None:
+        return Judgement(gate.text, None, f"{what} was not measured: it needs --anchors all")
+    value, low, high = estimate["value"], estimate["low"], estimate["high"]
+    if value is None:
+        return Judgement(gate.text, None, f"{what} is not known: {estimate['reason']}")
+    passed = _OPERATORS[gate.compares or ">="](value, gate.bound)
+    text = f"{what} is {_shown(value, gate.bound)}"
+    if low is not None and high is not None:
+        text += f" [{low:.2f}, {high:.2f}]"
+        if passed and low < gate.bound < high:
+            text += f"; its interval reaches beyond {gate.bound:g}"
+    return Judgement(gate.text, passed, text, value, low, high)
 
 
 def _not_worse(gate: Gate, run: Run, baseline: Run) -> Judgement:
-    """Passes only where the interval of the paired difference excludes a loss of more than the margin."""
+    """Passes only where the interval of the paired difference excludes a loss of the margin."""
     comparison = compare_runs(run, baseline)
-    if gate.policy not in comparison["policies"]:
-        raise InputError(f"gate {gate.text!r}: {baseline.name} has no policy {gate.policy!r}")
-    difference = comparison["policies"][gate.policy][f"{gate.quantity}_response"]["difference"]
-    what = f"{gate.quantity} of {gate.policy} against {baseline.name} on {difference['n']} prompt(s)"
-    if difference["low"] is None:
-        same = difference["value"] == 0 and difference["n"] > 0
-        reason = "no prompt differs" if same else f"cannot be decided: {difference['reason']}"
-        return Judgement(gate.text, same, f"{what}: {reason}")
-    passed = difference["low"] > -gate.bound
-    interval = f"[{difference['low']:+.3f}, {difference['high']:+.3f}]"
+    _require_policy(gate, baseline)
+    if baseline.failed_controls:
+        return _untrusted(gate, f"the baseline {baseline.name}", baseline)
+    paired = comparison["policies"][gate.policy.slug][_QUANTITIES[gate.quantity]]
+    difference, n = paired["difference"], len(comparison["prompts"])
+    what = f"{gate.quantity} of the {gate.policy.label} against {baseline.name} on {n} prompt(s)"
+    value, low, high = difference["value"], difference["low"], difference["high"]
+    if n >= FEWEST_PROMPTS and paired["verdict"] == "equal":
+        return Judgement(gate.text, True, f"{what}: the same on every prompt", value)
+    if low is None or high is None:
+        text = f"{what}: {value:+.3f}, which decides nothing: {difference['reason']}; measure on more prompts"
+        return Judgement(gate.text, None, text, value)
+    text = f"{what}: {value:+.3f} [{low:+.3f}, {high:+.3f}]"
+    if low > -gate.bound:
+        return Judgement(gate.text, True, text, value, low, high)
+    if high < -gate.bound:
+        text += f", a loss of more than {gate.bound:g}"
+    else:
+        text += f": a loss of {gate.bound:g} is not excluded; more prompts make the interval narrower"
+    return Judgement(gate.text, False, text, value, low, high)
+
+
+def _require_policy(gate: Gate, run: Run) -> None:
+    if gate.policy.slug not in run.summary["policies"]:
+        raise InputError(
+            f"gate {gate.text!r}: {run.name} has no {gate.policy.slug}; it has {', '.join(run.summary['policies'])}. "
+            f"Measure it with {_OPTIONS[gate.policy.kind]}"
+        )
+
+
+def _untrusted(gate: Gate, which: str, run: Run) -> Judgement:
+    failed = ", ".join(run.failed_controls)
     return Judgement(
-        gate.text,
-        passed,
-        f"{what}: {difference['value']:+.3f} {interval}"
-        + ("" if passed else f": a loss of more than {gate.bound:g} is not excluded"),
+        gate.text, None, f"{which} is not trusted: {failed} failed, so its numbers decide nothing"
     )
+
+
+def _shown(value: float, bound: float) -> str:
+    """The value with three decimals, or as many more as show on which side of the bound it lies."""
+    for places in range(3, 16):
+        text = f"{value:.{places}f}"
+        if (float(text) > bound) == (value > bound) and (float(text) < bound) == (value < bound):
+            return text
+    return str(value)

@@ -112,8 +112,9 @@ def eval_(
           --gate "not worse than runs/step_4000-1a2b3c4d by 0.05"
     """
     from draftgauge.acceptance import Policy
-    from draftgauge.evaluate import Options, evaluate_checkpoint, options_like
+    from draftgauge.evaluate import Options, evaluate_checkpoint
     from draftgauge.gates import parse_gate
+    from draftgauge.like import options_like
     from draftgauge.runs import open_run
 
     for gate in gates:
@@ -127,7 +128,7 @@ def eval_(
     options = Options(stated=stated, policies=policies, **how)
     if like is not None:
         _require_only("--like", leave_out=_LIKE_DECIDES)
-        recording, options = options_like(open_run(like), options)
+        recording, options = options_like(open_run(like), options, recording=recording)
     if recording is None:
         raise click.UsageError("state what to measure on: --recording FOLDER or --like RUN")
     run = evaluate_checkpoint(checkpoint, recording, options, root=root, name=name, progress=bar())
@@ -136,7 +137,7 @@ def eval_(
 
 #: What an earlier run decides, so that it cannot be stated beside it.
 _LIKE_DECIDES = (
-    *("recording", "budgets", "chain_lengths", "coverage", "anchors", "num_prompts", "max_blocks", "dtype"),
+    *("budgets", "chain_lengths", "coverage", "anchors", "num_prompts", "max_blocks", "dtype"),
     "block_size",
 )
 

@@ -156,7 +156,7 @@ def print_run(run: Any, *, gates: Sequence[str], beside: Path | None, as_json: b
         click.echo(run_report(run))
         parts = [] if changed is None else [caveat_lines([changed.as_dict()])]
         parts += [] if stored is None else [stored_report(stored)]
-        parts += [f"gate {'passed' if j.passed else 'FAILED'}: {j.gate}: {j.text}" for j in judged]
+        parts += [f"gate {j.verdict}: {j.gate}: {j.text}" for j in judged]
         for part in parts:
             click.echo(f"\n{part}")
         click.echo(f"\nkept in {run.path}")
