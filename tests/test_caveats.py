@@ -1,11 +1,15 @@
 """Every caveat by its slug: the facts that yield it, what it says, and facts that do not."""
 
 import dataclasses
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from draftgauge import caveats as module
 from draftgauge.caveats import Caveat, Facts, as_json, caveats
+from draftgauge.wiring import LayerAttention
 
 CLEAN = Facts(
     prompts_asked=30,
@@ -69,7 +73,50 @@ YIELD: dict[str, tuple[str, dict[str, Any], str]] = {
         {"checksums_absent": 2},
         "2 record(s) of the weights carry no checksum (trainer-pt)",
     ),
+    "not-trusted": (
+        "warning",
+        {"failed_controls": ("final-state", "context-zeroed")},
+        "2 control(s) failed: final-state, context-zeroed.",
+    ),
+    "controls-undecided": (
+        "note",
+        {"undecided_controls": ("context-zeroed",)},
+        "too few for 1 control(s): context-zeroed",
+    ),
+    "wiring-overridden": (
+        "warning",
+        {"overridden": {"rope_theta": (100000.0, 10000.0)}},
+        "rope_theta is 100000.0 in the file and was stated as 10000.0",
+    ),
+    "step-behind": ("note", {"step": 4000, "trainer_step": 5329}, "of step 4000; training is at step 5329"),
+    "target-changed": (
+        "warning",
+        {"target_change": "config.json changed"},
+        "may not be the one recorded: config.json changed",
+    ),
+    "template": ("note", {"template": "raw"}, "without a chat template"),
+    "conventions": (
+        "note",
+        {"conventions": {"pooled": 2.0, "sglang_request": 2.05, "deepspec": None}},
+        "count as 2.000 (pooled) to 2.050 (sglang_request)",
+    ),
+    "degenerate-references": (
+        "warning",
+        {"degenerate": {"word_count": 0.98}, "tau": 2.163, "tau_without": 2.003},
+        "word_count (98%). A loop is easy to draft. Tau of the chain is 2.163 by response, 2.003 without",
+    ),
+    "outlier-prompts": (
+        "note",
+        {"outliers": {"a": 6.0, "b": 5.5}, "tau": 2.5, "tau_without": 2.0},
+        "2 prompt(s) stand far from the others: a (6.00), b (5.50).",
+    ),
 }
+
+
+def test_every_caveat_is_tried() -> None:
+    """But the one that is made where a run is read again (test_kept)."""
+    made = set(re.findall(r'Caveat\(\s*"([a-z-]+)"', Path(module.__file__).read_text(encoding="utf-8")))
+    assert made - {"few-prompts"} == YIELD.keys() - {"few-prompts"}
 
 
 def found(**changes: Any) -> dict[str, Caveat]:
@@ -96,6 +143,12 @@ def test_each_caveat_has_its_facts_and_its_words(slug: str) -> None:
         ({"prompts_evaluated": 20, "prompts_asked": 20}, set()),
         ({"prompts_evaluated": 3}, {"prompts-incomplete", "few-prompts"}),
         ({"trained_block_size": None}, set()),
+        ({"step": 4000, "trainer_step": 4000}, set()),
+        ({"step": None, "trainer_step": 4000}, set()),
+        ({"conventions": {"pooled": 2.0, "deepspec": 2.03}}, set()),  # 1.5 % apart
+        ({"template": "chat"}, set()),
+        ({"template": "chat", "template_switches": ("enable_thinking",)}, {"template"}),
+        ({"template": "chat-thinking", "template_switches": ("enable_thinking",)}, set()),
         ({"dtype": "bfloat16", "recorded_dtype": "bfloat16"}, set()),
     ],
     ids=str,
@@ -124,6 +177,21 @@ def test_few_disagreements_are_not_rounded_away() -> None:
 def test_a_larger_block_than_the_trained_one_is_told_apart_from_a_smaller() -> None:
     assert "were never trained" in found(block_size=16)["block-size-differs"].text
     assert "cut short" in found(block_size=4)["block-size-differs"].text
+
+
+def test_the_effect_of_another_block_size_is_told_where_it_was_measured() -> None:
+    text = found(block_size=4, block_size_effect=(0.9, 1.25, 128, 3))["block-size-differs"].text
+    assert text.endswith(
+        "On 128 anchors the streak within depth 3 is 0.900, with the trained block size 1.250."
+    )
+    assert "anchors the streak" not in found(block_size=4)["block-size-differs"].text
+
+
+def test_layers_that_were_stated_otherwise_are_told_in_words() -> None:
+    layers = (LayerAttention(), LayerAttention(window=12))
+    text = found(overridden={"attention": (layers, layers[:1] * 2)})["wiring-overridden"].text
+    assert "window 12 from the row (exclusive), bidirectional in the block" in text
+    assert "LayerAttention" not in text
 
 
 def test_many_unused_tensors_are_counted_and_not_all_named() -> None:

@@ -20,6 +20,7 @@ from draftgauge.checkpoint import (
     verify,
 )
 from draftgauge.errors import CheckpointError, FamilyError
+from draftgauge.probe import PROBE_FILE
 from draftgauge.torchfile import ChecksumCount
 
 GOLDEN = Path(__file__).parent / "golden_models"
@@ -136,6 +137,16 @@ def test_a_directory_says_what_it_is(tmp_path: Path) -> None:
     assert opened.bytes_file == (path / "model.safetensors").stat().st_size
     assert {use.status for use in opened.key_map} == {"loaded"}
     assert verify(opened) == ChecksumCount(checked=0, absent=1)
+
+
+def test_a_trainers_probe_is_not_taken_for_weights(tmp_path: Path) -> None:
+    (tmp_path / "step_5").mkdir()
+    folders = (save_directory(tmp_path / "hf"), save_trained(tmp_path / "step_5" / "checkpoint.pt").parent)
+    for path in folders:
+        (path / PROBE_FILE).write_bytes(bytes(1500))
+        opened = open_checkpoint(path)
+        assert opened.tensors.keys() == WEIGHTS.keys()
+        assert opened.extras[PROBE_FILE] == "1.5 kB, the trainer's probe, which `draftgauge check` replays"
 
 
 def test_a_trainers_file_says_what_it_is(tmp_path: Path) -> None:

@@ -274,8 +274,20 @@ SLIDING = ZLAB | {"layer_types": TYPES, "use_sliding_window": True, "sliding_win
 
 def test_sliding_layers_ask_whose_code_trained_them() -> None:
     message = refusal(SLIDING)
-    assert "config.json: layer_types: layers slide, and projects compute such layers differently" in message
     assert "convention = one of zlab_2026_04, zlab_2026_08" in message
+    assert "layers slide (config.json: layer_types), and projects compute such layers differently" in message
+
+
+def test_everything_that_is_missing_is_asked_for_at_once() -> None:
+    """Who has answered should not be asked again: what depends on an answer is asked with it."""
+    message = refusal({"layer_types": ["sliding_attention", "full_attention"]})
+    for line in (
+        "taps = ",
+        "convention = ",
+        "sliding_window = ",
+        "num_target_layers = 36, and if the last of them",
+    ):
+        assert line in message
 
 
 @pytest.mark.parametrize(

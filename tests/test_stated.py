@@ -9,7 +9,7 @@ import torch
 
 from draftgauge.checkpoint import Checkpoint, open_checkpoint
 from draftgauge.errors import WiringError
-from draftgauge.stated import Stated, unused_tensors, used_wiring, wiring_of
+from draftgauge.stated import Stated, overridden, unused_tensors, used_wiring, wiring_of
 from tests import tiny
 
 #: What a file without a config does not say.
@@ -115,3 +115,19 @@ def test_tensors_that_take_no_part_are_listed_with_the_reason(tmp_path: Path) ->
     assert unused_tensors(checkpoint, own) == verifier
     unread = {"embed_tokens.weight": "the wiring does not read it"}
     assert unused_tensors(checkpoint, targets) == verifier | unread
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"rope_theta": 5000.0}, {"rope_theta": (10000.0, 5000.0)}),
+        ({"rope_theta": 10000.0}, {}),  # as the file says
+        ({"tap_after_final_norm": False}, {}),  # a default of the format, which nobody stated
+        ({"taps": [0, 2]}, {"taps": ((1, 3), (0, 2))}),
+    ],
+)
+def test_what_is_stated_against_the_files_own_word_is_told(
+    described: Checkpoint, given: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    stated = Stated(wiring=given)
+    assert overridden(described, stated, wiring=wiring_of(described, stated)) == expected

@@ -30,7 +30,7 @@ def blocks(ranks: list[list[int]], *, prompt: int = 2, stopped: bool = False) ->
 A = blocks([[0, 0], [3, 0], [0, X]])
 # "b" has T = 7 and anchors 2 to 5: 0 at 2, 1 at 3, then the last token at 5.
 B = blocks([[3, 0], [0, 9], [0, 0], [3, X]], stopped=True)
-PROMPTS = {"a": PromptBlocks("easy", A), "b": PromptBlocks(None, B)}
+PROMPTS = {"a": PromptBlocks("easy", A, reference_sha256="5e6f"), "b": PromptBlocks(None, B)}
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +84,7 @@ def test_curves_rest_on_their_counts(summary: dict[str, Any]) -> None:
 def test_each_prompt_has_its_own_lines(summary: dict[str, Any]) -> None:
     assert list(summary["prompts"]) == ["a", "b"]
     a, b = summary["prompts"].values()
+    assert (a["reference_sha256"], b["reference_sha256"]) == ("5e6f", None)
     assert (a["category"], a["prompt_tokens"], a["completion_tokens"], a["stopped"]) == ("easy", 2, 4, False)
     assert (b["category"], b["prompt_tokens"], b["completion_tokens"], b["stopped"]) == (None, 2, 5, True)
     assert a["policies"]["chain"]["tau"] == 3.0
@@ -153,3 +154,35 @@ def test_what_is_null_has_a_reason() -> None:
 
 def test_nothing_is_absent_where_everything_is_known(summary: dict[str, Any]) -> None:
     assert summary["absent"] == {}
+
+
+def hits(text: str) -> PromptBlocks:
+    """One prompt: at each anchor the first draft token is right (1) or wrong (0), and the second is wrong."""
+    drawn = blocks([[0 if hit == "1" else 9, 9] for hit in text[:-1]] + [[9, X]])
+    order = np.where(drawn.ranks == 0, 1, NO_REFERENCE).astype(np.int32)
+    return PromptBlocks(None, dataclasses.replace(drawn, order=order, order_budget=1))
+
+
+@pytest.mark.parametrize("policy", [CHAIN1, Policy("ddtree", 1)], ids=lambda policy: policy.slug)
+def test_no_interval_reaches_beyond_the_possible(policy: Policy) -> None:
+    """Five prompts accept nearly nothing, or a token in nearly every round; both policies accept one at most."""
+    little = ["0" * 12] * 2 + ["1" + "0" * 11] * 2 + ["1010" + "0" * 8]
+    much = ["10" * 6] * 2 + ["10" * 5 + "00"] * 2 + ["10" * 4 + "0000"]
+    for texts, end in ((little, "low"), (much, "high")):
+        prompts = {str(i): hits(text) for i, text in enumerate(texts)}
+        value = summarise(prompts, (policy,), every_anchor=True)["policies"][policy.slug]
+        for name, least in (("tau", 1), ("streak", 0)):
+            for estimate in (value[f"{name}_response"], value[f"{name}_pooled"]):
+                assert estimate["low"] < estimate["value"] < estimate["high"]
+                assert estimate[end] == {"low": least, "high": least + 1}[end]
+                assert estimate["method"].endswith(f"; cut to the possible {least} to {least + 1}")
+        assert 0 <= value["all_anchor_streak"]["low"] < value["all_anchor_streak"]["high"] <= 1
+
+
+def test_the_chain_may_accept_its_whole_depth() -> None:
+    """Of two draft tokens the second is never right here: its tau may be 3, and that of five prompts is below 2."""
+    much = ["10" * 6] * 2 + ["10" * 5 + "00"] * 2 + ["10" * 4 + "0000"]
+    prompts = {str(i): hits(text) for i, text in enumerate(much)}
+    value = summarise(prompts, (CHAIN,), every_anchor=True)["policies"]["chain"]["tau_response"]
+    assert 2 < value["high"] < 3
+    assert "cut" not in value["method"]

@@ -15,6 +15,8 @@ from draftgauge.checkpoint import open_checkpoint
 from draftgauge.errors import InputError, RecordingError, RunError, TargetError, WiringError
 from draftgauge.evaluate import Options, evaluate_checkpoint
 from draftgauge.features import as_torch
+from draftgauge.pairing import open_drafter
+from draftgauge.probe import PROBE_FILE, Probe, read_probe
 from draftgauge.record import Request, record_target
 from draftgauge.recording import Recording, open_recording
 from draftgauge.stated import wiring_of
@@ -23,6 +25,8 @@ from draftgauge.train import (
     block_loss,
     drafter_wiring,
     learning_rate,
+    probe_blocks,
+    probed_positions,
     sample_batch,
     train,
     trained_vocabulary,
@@ -250,6 +254,7 @@ def test_a_resumed_run_is_the_undisturbed_one(tmp_path: Path) -> None:
     ours, theirs = states(out, 100), states(trained(), 100)
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert probe_of(100, out).path.read_bytes() == probe_of(100).path.read_bytes()
     lines = [json.loads(line) for line in (out / "train.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [50, 100]  # nothing twice, nothing half
     assert not list(out.glob(".partial-*"))
@@ -261,6 +266,94 @@ def test_a_complete_run_is_left_as_it_is(tmp_path: Path) -> None:
     assert train(tiny.recording(), PLAN, out=out) == out / "step_100"
     after = {path: path.read_bytes() for path in out.rglob("*") if path.is_file() and path.name != ".lock"}
     assert after == before
+
+
+# --- the probe -----------------------------------------------------------------------------------------------
+
+
+def probe_of(step: int, out: Path | None = None) -> Probe:
+    return read_probe((out or trained()) / f"step_{step}" / PROBE_FILE)
+
+
+@pytest.mark.parametrize("step", [40, 100])
+def test_every_save_has_a_probe_of_the_same_blocks(step: int) -> None:
+    probe, item = probe_of(step), tiny.recording().items[0]
+    assert (probe.step, probe.dtype, probe.depth) == (step, "float32", 3)
+    tokens = as_torch(tiny.recording().tensors(item).tokens)
+    anchors = as_torch(probe.tensors["anchors"]).tolist()
+    assert anchors == sorted(set(anchors))
+    assert len(anchors) == 6
+    assert (anchors[0], anchors[-1]) == (item.prompt_len, item.length - 2)
+    assert torch.equal(as_torch(probe.tensors["tokens"]), tokens[: anchors[-1] + 4])
+    taps = as_torch(tiny.recording().tensors(item).taps)[:, : anchors[-1]]
+    assert torch.equal(as_torch(probe.tensors["features"]), taps.permute(1, 0, 2).flatten(1))
+    same = ("tokens", "features", "anchors", "vocabulary")
+    other = probe_of(140 - step)
+    assert all(probe.tensors[n].sha256() == other.tensors[n].sha256() for n in same)
+    assert probe.tensors["top_log_probs"].sha256() != other.tensors["top_log_probs"].sha256()
+
+
+def test_a_probe_holds_the_scores_that_the_loss_is_made_of() -> None:
+    """Drafted again block by block with the saved weights, and scored with the rows of the trained tokens alone."""
+    probe, checkpoint = probe_of(100), open_checkpoint(trained() / "step_100")
+    drafter = open_drafter(checkpoint, wiring_of(checkpoint), recording=tiny.recording(), dtype="float32")
+    names = trained_vocabulary(tiny.recording())
+    assert torch.equal(as_torch(probe.tensors["vocabulary"]).long(), names)
+    tokens = as_torch(probe.tensors["tokens"]).long()
+    for i, anchor in enumerate(as_torch(probe.tensors["anchors"]).tolist()):
+        at = torch.tensor([anchor])
+        context = drafter.context(as_torch(probe.tensors["features"])[:anchor])
+        hidden = drafter.draft(context, anchors=at, anchor_tokens=tokens[at])
+        best = (hidden[0] @ drafter.ends.head[names].T).log_softmax(-1).topk(8)
+        assert torch.equal(as_torch(probe.tensors["top_ids"])[i], names[best.indices].int())
+        torch.testing.assert_close(as_torch(probe.tensors["top_log_probs"])[i], best.values)
+        torch.testing.assert_close(as_torch(probe.tensors["final"])[i], hidden[0])
+
+
+def test_what_is_computed_in_bfloat16_is_kept_in_it(tmp_path: Path) -> None:
+    plan = dataclasses.replace(PLAN, steps=1, save_steps=(), autocast=True)
+    train(tiny.recording(), plan, out=tmp_path)
+    probe = probe_of(1, tmp_path)
+    assert probe.dtype == "bfloat16"
+    kept = {name: stored.dtype for name, stored in probe.tensors.items()}
+    assert [kept[name] for name in ("context", "rows", "final")] == ["BF16"] * 3
+    assert kept["features"] == "F32"  # the recording is float32: halved, they would not be what was fed
+
+
+def test_a_save_on_the_way_does_not_change_what_is_trained(tmp_path: Path) -> None:
+    plan = dataclasses.replace(PLAN, steps=4, save_steps=())
+    train(tiny.recording(), plan, out=tmp_path / "quiet")
+    train(tiny.recording(), dataclasses.replace(plan, save_steps=(1, 2, 3)), out=tmp_path / "saving")
+    ours, theirs = states(tmp_path / "saving", 4), states(tmp_path / "quiet", 4)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize(
+    ("taps", "hidden_size", "num_layers", "block_size"), [(5, 5120, 8, 16), (6, 8192, 6, 16)]
+)
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_probe_stays_small(
+    taps: int, hidden_size: int, num_layers: int, block_size: int, autocast: bool
+) -> None:
+    plan = TrainPlan(steps=1, save_steps=(), num_layers=num_layers, block_size=block_size, autocast=autocast)
+    positions = probed_positions(plan, taps=taps, hidden_size=hidden_size)
+    state = hidden_size * (2 if autocast else 4)
+    features, context = positions * taps * hidden_size * 4, positions * state
+    rows, final = (num_layers + 1) * 6 * block_size * state, 6 * (block_size - 1) * state
+    assert positions >= 16
+    assert features + context + rows + final < 30e6
+
+
+def test_a_probe_is_cut_where_it_would_grow_large() -> None:
+    """The rows of so many layers leave room for 21 positions: the prompt alone is longer."""
+    recording = tiny.recording()
+    item = recording.item("long")
+    plan = dataclasses.replace(PLAN, num_layers=3901)
+    assert probed_positions(plan, taps=3, hidden_size=64) == 21
+    tokens, blocks = probe_blocks(recording, item, places(recording), plan)
+    assert blocks.anchors.tolist() == [10, 12, 14, 16, 18, 21]
+    assert blocks.features.shape == (21, 192)
+    assert len(tokens) == 21 + 4
 
 
 # --- what is refused -----------------------------------------------------------------------------------------

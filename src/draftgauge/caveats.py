@@ -257,7 +257,8 @@ def _numbers(f: Facts) -> Iterator[Caveat]:
             "outlier-prompts",
             "note",
             f"{len(f.outliers)} prompt(s) stand far from the others: {named}. With such prompts the intervals cover "
-            "less than their 95 % (82 to 86 % in simulation, one in ten, 20 prompts)." + _without(f),
+            "less than their 95 % (86 to 91 % in simulation, where one in ten of 20 prompts is such)."
+            + _without(f),
         )
     values = {name: value for name, value in f.conventions.items() if value}
     if values and max(values.values()) > (1 + _CONVENTION_SPREAD) * min(values.values()):

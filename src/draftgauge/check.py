@@ -77,7 +77,7 @@ def check_checkpoint(
         *drafter_controls(drafter, pair.recording, items=items, count=_CHECK_BLOCKS, seed=seed),
         *context_controls(drafter, pair.recording, items=items, count=_CHECK_BLOCKS, seed=seed),
         *soundness_controls(drafter, pair.recording, items=items, reopen=reopen),
-        *(unprobed if probe is None else probe_controls(drafter, probe)),
+        *(unprobed if probe is None else probe_controls(drafter, probe, step=pair.checkpoint.step)),
         *target_controls(pair.recording, items=items, probe=probe, progress=progress),
     ]
     return _outcome(pair, controls, dtype=dtype, started=started)

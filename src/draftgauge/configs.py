@@ -44,8 +44,6 @@ _HELP: Mapping[str, str] = {
     "attention": 'layer_types = ["full_attention", ...], or with "sliding_attention" among them also '
     f"sliding_window = 2048 and convention = one of {', '.join(SLIDING_LAYER)}",
     "predicts_from_anchor": "predicts_from_anchor = false: whether row 0 predicts the next token",
-    "tap_after_final_norm": "num_target_layers = 36, and if the last of them is tapped also "
-    "tap_after_final_norm = true: whether it is taken after the target's final norm",
     "vocabulary_map": 'vocabulary_map = "offset" if row i of the head is token i + d2t[i], "absolute" if it is '
     'd2t[i], "none" if it is token i',
 }
@@ -74,7 +72,7 @@ def read_wiring(
     """
     shown = _from_shapes(shapes)
     stated = _given(given or {}, source=given_source)
-    described = _described(config, source=config_source, shown=shown)
+    described = _described(config, source=config_source)
     _agree(shown, described)
     _agree(shown, stated)
     if "mask_token_id" in stated and "mask_embedding" in shown and "mask_embedding" not in stated:
@@ -86,10 +84,9 @@ def read_wiring(
         described.pop("attention", None)
     if "convention" in stated:
         described.pop("is_causal", None)
-    found = shown | described | stated
+    found = shown | _defaults(config, source=config_source, known=shown | described) | described | stated
     found = _whole_vocabulary(found, shapes) | found
-    if "attention" not in found and "layer_types" in found:
-        found["attention"] = _attention(found)
+    found = _attention(found) | found
     _ask_for_missing(found, config=config, source=config_source)
     known = {name: found[name] for name in FIELDS if name in found}
     provenance = dict.fromkeys(FIELDS, "default: nothing says otherwise")
@@ -97,26 +94,42 @@ def read_wiring(
     return validate(Wiring(**{name: value for name, (value, _) in known.items()}, provenance=provenance))
 
 
-def described_fields(
-    config: Mapping[str, Any] | None, *, config_source: str, shapes: Shapes
-) -> dict[str, Any]:
-    """The fields of the wiring that a checkpoint states itself, defaults of its format left out."""
-    found = _described(config, source=config_source, shown=_from_shapes(shapes))
-    return {
-        name: value
-        for name, (value, where) in found.items()
-        if name in FIELDS and not where.startswith("default")
-    }
+def described_fields(config: Mapping[str, Any] | None, *, source: str) -> dict[str, Any]:
+    """What a config states itself, by field or shorthand: neither what its format leaves to a default, nor shapes.
+
+    Example:
+        `{"taps": (1, 10, 19, 27), "block_size": 8, "sliding_window": 2048}`.
+    """
+    said = _described(config, source=source)
+    whole = _attention(said) if "is_causal" in said else {}
+    return {name: value for name, (value, _) in (whole | said).items() if name in (*FIELDS, *SHORTHANDS)}
 
 
-def _described(config: Mapping[str, Any] | None, *, source: str, shown: Found) -> Found:
+def _described(config: Mapping[str, Any] | None, *, source: str) -> Found:
     """What the config says, in our own words or in the field's."""
     if config is None:
         return {}
     if OWN_KEY not in config:
-        return _from_config(config, source=source, shown=shown)
+        return _from_config(config, source=source)
     own = wiring_from_dict(config[OWN_KEY], source=f"{source}: {OWN_KEY}")
     return {name: (getattr(own, name), where) for name, where in own.provenance.items()}
+
+
+def _defaults(config: Mapping[str, Any] | None, *, source: str, known: Found) -> Found:
+    """What the field's configs mean where they say nothing."""
+    if config is None or OWN_KEY in config:
+        return {}
+    found: Found = {}
+    if config.get("num_hidden_layers") is not None and not config.get("use_sliding_window"):
+        every = ["full_attention"] * int(config["num_hidden_layers"])
+        found["layer_types"] = (every, f"{source}: it names no layer_types, so no layer slides")
+    if "dflash_config" in config or "target_layer_ids" in config:
+        default = "default of the z-lab format"
+        found["predicts_from_anchor"] = (False, default)
+        found["tap_after_final_norm"] = (True, f"{default}: a last layer is tapped after its norm")
+        if "head_dim" in known and not _rotates_partially(config):
+            found["rope_dims"] = (known["head_dim"][0], f"{default}: all of head_dim")
+    return found
 
 
 def _given(given: Mapping[str, Any], *, source: str) -> Found:
@@ -223,7 +236,7 @@ _DRAFT = {
 }
 
 
-def _from_config(config: Mapping[str, Any], *, source: str, shown: Found) -> Found:
+def _from_config(config: Mapping[str, Any], *, source: str) -> Found:
     """Fields as a z-lab style config says them; `dflash_config` and the top level may both hold them."""
     if "speculators_model_type" in config:
         raise WiringError(
@@ -251,15 +264,7 @@ def _from_config(config: Mapping[str, Any], *, source: str, shown: Found) -> Fou
     if activation != "silu":
         raise WiringError(f"{source}: hidden_act {activation!r} is not implemented; expected 'silu'")
     found |= _rope(config, source=source)
-    found |= _layer_types(config, source=source)
-    if "dflash_config" in config or "target_layer_ids" in config:
-        default = "default of the z-lab format"
-        found.setdefault("predicts_from_anchor", (False, default))
-        found.setdefault("tap_after_final_norm", (True, f"{default}: a last layer is tapped after its norm"))
-        head_dim = found.get("head_dim", shown.get("head_dim"))
-        if head_dim is not None and not _rotates_partially(config):
-            found.setdefault("rope_dims", (head_dim[0], f"{default}: all of head_dim"))
-    return found
+    return found | _layer_types(config, source=source)
 
 
 def _rotates_partially(config: Mapping[str, Any]) -> bool:
@@ -329,9 +334,6 @@ def _layer_types(config: Mapping[str, Any], *, source: str) -> Found:
     uses_window, window = config.get("use_sliding_window"), config.get("sliding_window")
     if config.get("layer_types") is not None:
         found["layer_types"] = _kinds(config["layer_types"], f"{source}: layer_types")
-    elif config.get("num_hidden_layers") is not None and not uses_window:
-        every = ["full_attention"] * int(config["num_hidden_layers"])
-        found["layer_types"] = (every, f"{source}: it names no layer_types, so no layer slides")
     # Code that builds on Qwen3's config drops the window unless use_sliding_window is true; other code does
     # not know that switch. Without it, only the user can say which was meant.
     if uses_window is False:
@@ -346,30 +348,39 @@ def _layer_types(config: Mapping[str, Any], *, source: str) -> Found:
     return found
 
 
-def _attention(found: Found) -> tuple[tuple[LayerAttention, ...], str]:
-    """Every layer's attention, from the kinds of layers, a window and a project's convention."""
+def _attention(found: Found) -> Found:
+    """Every layer's attention, from the kinds of layers, a window and a project's convention, if these are known."""
+    if "layer_types" not in found or _about_sliding(found):
+        return {}
     types, source = found["layer_types"]
     causal, _ = found.get("is_causal", (False, ""))
     full = LayerAttention(block_causal=causal)
     if "sliding_attention" not in types:
-        return (full,) * len(types), f"{source} (no layer slides)"
-    convention, told = found.get("convention", (None, ""))
-    if convention is None:
-        raise WiringError(
-            f"{source}: layers slide, and projects compute such layers differently; name the code that trained "
-            f"the drafter in --wiring FILE.toml: convention = one of {', '.join(SLIDING_LAYER)}"
-        )
-    if "sliding_window" not in found and convention != "zlab_2026_04":
-        raise WiringError(
-            f"{source}: layers slide, but nothing says how wide their window is; state it in "
-            "--wiring FILE.toml: sliding_window = 2048"
-        )
+        return {"attention": ((full,) * len(types), f"{source} (no layer slides)")}
+    convention, told = found["convention"]
     window, width_told = found.get("sliding_window", (None, ""))
     sliding = sliding_layer(convention, window=window or 1)
     if window is None:
         sliding = LayerAttention(block_causal=sliding.block_causal)
     layers = tuple(sliding if kind == "sliding_attention" else full for kind in types)
-    return layers, "; ".join(filter(None, (source, width_told, told)))
+    return {"attention": (layers, "; ".join(filter(None, (source, width_told, told))))}
+
+
+def _about_sliding(found: Found) -> list[str]:
+    """The lines that would state what nobody says of layers that slide."""
+    types, source = found["layer_types"]
+    if "sliding_attention" not in types:
+        return []
+    lines = []
+    convention, _ = found.get("convention", (None, ""))
+    if convention is None:
+        lines.append(
+            f"convention = one of {', '.join(SLIDING_LAYER)}: whose code trained the drafter; layers slide "
+            f"({source}), and projects compute such layers differently"
+        )
+    if "sliding_window" not in found and convention != "zlab_2026_04":
+        lines.append("sliding_window = 2048: how far back such a layer looks")
+    return lines
 
 
 #: Ends may be held by the file and yet be the target's, which only the config or the user can say.
@@ -400,23 +411,38 @@ _REQUIRED = (
     "rms_norm_eps",
     "rope_theta",
     "rope_dims",
-    "attention",
     "predicts_from_anchor",
     "vocabulary_map",
 )
 
 
 def _ask_for_missing(found: Found, *, config: Mapping[str, Any] | None, source: str) -> None:
-    missing = [name for name in _REQUIRED if name not in found]
-    layers, _ = found.get("num_target_layers", (None, ""))
-    if "taps" in found and "tap_after_final_norm" not in found:
-        # It matters for the last layer alone, which is only known not to be tapped if the layers are counted.
-        missing += ["tap_after_final_norm"] if layers is None or layers - 1 in found["taps"][0] else []
+    """Asks for everything that nobody says at once: who has answered should not be asked again."""
+    missing = [_HELP.get(name, f"{name} = ...") for name in _REQUIRED if name not in found]
+    if "attention" not in found:
+        missing += _about_sliding(found) if "layer_types" in found else [_HELP["attention"]]
+    missing += _about_last_tap(found)
     if not missing:
         return
     where = f"{source} does not say all" if config is not None else source
-    lines = "\n".join(f"  {_HELP.get(name, f'{name} = ...')}" for name in missing)
+    lines = "\n".join(f"  {line}" for line in missing)
     raise WiringError(
         f"the wiring is not known completely: {where}, and a guess would measure another drafter.\n"
         f"State what the drafter was trained with, in a file given as --wiring FILE.toml:\n{lines}"
+    )
+
+
+def _about_last_tap(found: Found) -> list[str]:
+    """The line that would state where the last layer is tapped, unless it is known that it is not."""
+    if "tap_after_final_norm" in found:
+        return []
+    layers, _ = found.get("num_target_layers", (None, ""))
+    taps, _ = found.get("taps", (None, ""))
+    asked = "tap_after_final_norm = true: whether it is taken after the target's final norm"
+    if layers is None:
+        return [f"num_target_layers = 36, and if the last of them is tapped also {asked}"]
+    if taps is None:
+        return [f"if layer {layers - 1}, the target's last, is tapped, also {asked}"]
+    return (
+        [asked.replace("it is", f"layer {layers - 1}, the target's last, is")] if layers - 1 in taps else []
     )

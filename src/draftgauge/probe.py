@@ -53,6 +53,8 @@ _KINDS: Mapping[bool, Mapping[str, str]] = {
     True: {"I32": "<i4", "I64": "<i8"},
     False: {"F32": "<f4", "BF16": "<u2", "F16": "<f2"},
 }
+#: A log-probability may be above 0 by what rounding does.
+_ROUNDING = 1e-2
 
 
 @dataclass(frozen=True)
@@ -160,6 +162,8 @@ def _wrong_values(tensors: Mapping[str, StoredTensor]) -> Iterator[str]:
         yield f"features ends at position {positions - 1}, before the anchor {anchors.max()}"
     if min(ids.min(), _whole(tensors["tokens"]).min()) < 0:
         yield "tokens or top_ids holds negative ids"
+    if (np.diff(np.sort(ids, axis=-1)) == 0).any():
+        yield "top_ids names a token twice at one depth"
     scores = tensors["top_log_probs"].to_float32()
     if scores.max() > _ROUNDING:
         yield f"top_log_probs holds {scores.max():.3g}; a log-probability is at most 0"
@@ -167,10 +171,6 @@ def _wrong_values(tensors: Mapping[str, StoredTensor]) -> Iterator[str]:
         yield "top_log_probs rises along its last dimension; expected the best choice first"
     if "vocabulary" in tensors and not np.isin(ids, _whole(tensors["vocabulary"])).all():
         yield "top_ids holds tokens that vocabulary lacks"
-
-
-#: A log-probability may be above 0 by what rounding does.
-_ROUNDING = 1e-2
 
 
 def _whole(stored: StoredTensor) -> Int[np.ndarray, ...]:

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from draftgauge.checkpoint import Checkpoint
-from draftgauge.configs import described_fields, read_wiring
+from draftgauge.configs import SHORTHANDS, described_fields, read_wiring
 from draftgauge.errors import WiringError
-from draftgauge.wiring import Wiring, tensor_shapes, validate
+from draftgauge.wiring import FIELDS, Wiring, tensor_shapes, validate
 
 
 @dataclass(frozen=True)
@@ -75,19 +75,18 @@ def used_wiring(trained: Wiring, stated: Stated) -> Wiring:
 def overridden(checkpoint: Checkpoint, stated: Stated, *, wiring: Wiring) -> dict[str, tuple[Any, Any]]:
     """The fields in which the user's word stands against the checkpoint's own: the file's value, and the stated.
 
+    A field that the file leaves to a default of its format is not overridden. `wiring` is what the two together
+    gave.
+
     Example:
         `{"rope_theta": (100000.0, 10000.0)}`.
     """
-    said = described_fields(
-        checkpoint.config,
-        config_source=checkpoint.config_source,
-        shapes={name: tensor.shape for name, tensor in checkpoint.tensors.items()},
-    )
-    return {
-        name: (said[name], getattr(wiring, name))
-        for name in {**stated.wiring, **stated.options}
-        if name in said and said[name] != getattr(wiring, name)
-    }
+    said = described_fields(checkpoint.config, source=checkpoint.config_source)
+    given = {**stated.wiring, **stated.options}
+    # Where the file describes every layer in full, a shorthand speaks against that.
+    names = dict.fromkeys("attention" if name in SHORTHANDS and name not in said else name for name in given)
+    used = {name: getattr(wiring, name) if name in FIELDS else given[name] for name in names}
+    return {name: (said[name], used[name]) for name in names if name in said and said[name] != used[name]}
 
 
 def unused_tensors(checkpoint: Checkpoint, wiring: Wiring) -> dict[str, str]:

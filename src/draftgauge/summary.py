@@ -15,7 +15,6 @@ from typing import Any
 from draftgauge.acceptance import (
     CONVENTIONS,
     Blocks,
-    Counts,
     Policy,
     Walk,
     all_anchor_counts,
@@ -88,31 +87,38 @@ def _policy(
 ) -> dict[str, Any]:
     """One policy over all prompts: both tau, the streak, why rounds ended, every convention."""
     counts = [counts_of(walk) for walk in walks.values()]
-    total: Counts = reduce(add, counts)
-    depth = max((policy.limit(walk.depth) for walk in walks.values()), default=0)
-    taus, streaks = (1.0, depth + 1.0), (0.0, float(depth))
+    rounds = [c.rounds for c in counts]
+    most = float(max((_most_accepted(policy, walk.depth) for walk in walks.values()), default=0))
     value: dict[str, Any] = {
         "label": policy.label,
-        "tau_response": mean([c.committed / c.rounds for c in counts if c.rounds]).within(*taus).as_dict(),
-        "tau_pooled": ratio([c.committed for c in counts], [c.rounds for c in counts])
-        .within(*taus)
-        .as_dict(),
-        "streak_response": mean([c.accepted / c.rounds for c in counts if c.rounds])
-        .within(*streaks)
-        .as_dict(),
-        "streak_pooled": ratio([c.accepted for c in counts], [c.rounds for c in counts])
-        .within(*streaks)
-        .as_dict(),
+        **_averaged("tau", [c.committed for c in counts], rounds, possible=(1.0, most + 1.0)),
+        **_averaged("streak", [c.accepted for c in counts], rounds, possible=(0.0, most)),
         "design_effect": design_effect([walk.streak for walk in walks.values()]),
-        "counts": asdict(total),
+        "counts": asdict(reduce(add, counts)),
         "conventions": {name: rule.value(list(walks.values())) for name, rule in CONVENTIONS.items()},
     }
     if every_anchor:
         sums = [all_anchor_counts(policy, prompt.blocks) for prompt in prompts.values()]
-        value["all_anchor_streak"] = (
-            ratio([s for s, _ in sums], [n for _, n in sums]).within(*streaks).as_dict()
-        )
+        streak = ratio([accepted for accepted, _ in sums], [anchors for _, anchors in sums])
+        value["all_anchor_streak"] = streak.within(0.0, most).as_dict()
     return value
+
+
+def _averaged(
+    name: str, tokens: Sequence[int], rounds: Sequence[int], *, possible: tuple[float, float]
+) -> dict[str, Any]:
+    """Tokens per round both ways: the mean of the responses' own ratios, and pooled over all rounds."""
+    own = [t / r for t, r in zip(tokens, rounds, strict=True) if r]
+    return {
+        f"{name}_response": mean(own).within(*possible).as_dict(),
+        f"{name}_pooled": ratio(tokens, rounds).within(*possible).as_dict(),
+    }
+
+
+def _most_accepted(policy: Policy, depth: int) -> int:
+    """The draft tokens that a round can accept at most; a tree of n nodes is at most n deep."""
+    limit = policy.limit(depth)
+    return min(limit, policy.n) if policy.kind == "ddtree" and policy.n is not None else limit
 
 
 def _absent(policies: Iterable[Mapping[str, Any]], curves: Mapping[str, Any] | None) -> dict[str, str]:

@@ -13,7 +13,8 @@ of how the drafter is measured.
 
 Source: DFlash (z-lab, 2026) for the objective; AdamW (Loshchilov and Hutter, 2019).
 
-Letters: A anchors, D depth, S entries of the trained vocabulary, V of the target's, T positions, F features.
+Letters: A anchors, D depth, N entries of the trained vocabulary, V of the target's, T positions, F features,
+H hidden size.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -46,8 +47,8 @@ from draftgauge.wiring import LayerAttention, Wiring, validate
 
 _LOG = "train.jsonl"
 _LOGGED_STEPS = 50
-#: A probe is taken at so many anchors within the first tokens of one completion.
-_PROBED_ANCHORS, _PROBED_TOKENS = 6, 48
+#: A probe is taken at so many anchors of one sequence, and holds at most so many positions and bytes of it.
+_PROBED_ANCHORS, _PROBED_POSITIONS, _PROBED_BYTES = 6, 512, 24_000_000
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,11 @@ class TrainPlan:
         if outside:
             raise InputError(f"--save-steps {outside} lie outside of the steps 1 to {self.steps}")
 
+    @property
+    def dtype(self) -> str:
+        """What the drafter is computed in; its weights are float32."""
+        return "bfloat16" if self.autocast else "float32"
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -104,14 +110,6 @@ class Batch:
     anchor_tokens: Int[Tensor, " A"]
     starts: Int[Tensor, " A"]
     references: Int[Tensor, "A D"]
-
-
-class ProbeSample(NamedTuple):
-    """What the probe of every save is taken on: `tokens` [T], `features` [S, F] below S, `anchors` [A]."""
-
-    tokens: Int[Tensor, " T"]
-    features: Float[Tensor, "S F"]
-    anchors: Int[Tensor, " A"]
 
 
 def train(recording: Recording, plan: TrainPlan, *, out: Path, progress: Progress = silent) -> Path:
@@ -138,8 +136,26 @@ def train(recording: Recording, plan: TrainPlan, *, out: Path, progress: Progres
         )
         first = _resume(out, drafter, optimizer, plan)
         steps = progress(range(first, plan.steps), label="train", total=plan.steps - first, unit="step")
-        probed = probe_sample(recording, items[0], plan)
-        _log(out, _steps(drafter, optimizer, recording, items, plan, steps), plan, drafter, optimizer, probed)
+        names = trained_vocabulary(recording)
+        head = drafter.ends.head[names]
+        places = torch.full((recording.target.vocab_size,), -1)
+        places[names] = torch.arange(len(names))
+        probed, blocks = probe_blocks(recording, items[0], places, plan)
+
+        def save(step: int) -> None:
+            probe = take_probe(
+                drafter,
+                lambda: _logits(drafter, blocks, head, plan),
+                names=names,
+                tokens=probed,
+                features=blocks.features,
+                anchors=blocks.anchors,
+                dtype=plan.dtype,
+            )
+            _save(out / f"step_{step}", drafter, optimizer, probe, step=step, dtype=plan.dtype)
+
+        batches = ((i, sample_batch(recording, items, places, plan, step=i)) for i in steps)
+        _log(out, _steps(drafter, optimizer, batches, head, plan), plan, save=save)
     return out / f"step_{plan.steps}"
 
 
@@ -186,7 +202,7 @@ def drafter_wiring(recording: Recording, plan: TrainPlan) -> Wiring:
     )
 
 
-def trained_vocabulary(recording: Recording) -> Int[Tensor, " S"]:
+def trained_vocabulary(recording: Recording) -> Int[Tensor, " N"]:
     """The token ids that occur in the completions: the loss is normalised over these alone."""
     seen = torch.zeros(recording.target.vocab_size, dtype=torch.bool)
     for item in recording.items:
@@ -204,7 +220,7 @@ def learning_rate(plan: TrainPlan, step: int) -> float:
 
 
 def block_loss(
-    logits: Float[Tensor, "A D S"], references: Int[Tensor, "A D"], *, depth_decay: float
+    logits: Float[Tensor, "A D N"], references: Int[Tensor, "A D"], *, depth_decay: float
 ) -> Float[Tensor, ""]:
     """Cross-entropy of the reference tokens, depth d weighing exp(-(d - 1) / depth_decay)."""
     depth = references.shape[1]
@@ -225,57 +241,74 @@ def sample_batch(
     """
     generator = torch.Generator().manual_seed(plan.seed * 1_000_003 + step)
     chosen = torch.randint(len(items), (plan.sequences,), generator=generator).tolist()
-    features, bounds, parts = [], [], []
-    offset = 0
-    for i in chosen:
-        item = items[i]
-        stored = recording.tensors(item)
-        tokens = as_torch(stored.tokens).long()
+    parts, offset = [], 0
+    for item in (items[i] for i in chosen):
         choice = torch.randperm(item.completion_len - 1, generator=generator)[: plan.anchors_per_sequence]
-        anchors = (choice + item.prompt_len).sort().values
-        features.append(as_torch(stored.taps)[:, :-1].permute(1, 0, 2).flatten(1).float())
-        positions = anchors[:, None] + torch.arange(1, plan.block_size)
-        inside = positions < item.length
-        references = torch.where(inside, places[tokens[positions.clamp(max=item.length - 1)]], -1)
-        parts.append((anchors, tokens[anchors], torch.full_like(anchors, offset), references))
-        bounds.append((offset, offset + item.length - 1))
-        offset += item.length - 1
-    anchors, anchor_tokens, starts, references = (torch.cat(list(p)) for p in zip(*parts, strict=True))
-    return Batch(torch.cat(features), tuple(bounds), anchors, anchor_tokens, starts, references)
+        part = _blocks(recording, item, (choice + item.prompt_len).sort().values, places, plan)
+        low, high = part.bounds[0]
+        parts.append(replace(part, bounds=((low + offset, high + offset),), starts=part.starts + offset))
+        offset += high
+    joined = ("features", "anchors", "anchor_tokens", "starts", "references")
+    return Batch(
+        bounds=tuple(bound for part in parts for bound in part.bounds),
+        **{name: torch.cat([getattr(part, name) for part in parts]) for name in joined},
+    )
 
 
-def probe_sample(recording: Recording, item: Item, plan: TrainPlan) -> ProbeSample:
-    """A few anchors of one sequence, cut after the last of their blocks: the same at every save."""
+def _blocks(
+    recording: Recording,
+    item: Item,
+    anchors: Int[Tensor, " A"],
+    places: Int[Tensor, " V"],
+    plan: TrainPlan,
+) -> Batch:
+    """The blocks at some anchors of one sequence."""
     stored = recording.tensors(item)
-    last = min(item.length - 1, item.prompt_len + _PROBED_TOKENS)
-    anchors = torch.linspace(item.prompt_len, last - 1, _PROBED_ANCHORS).long().unique()
-    features = as_torch(stored.taps)[:, :last].permute(1, 0, 2).flatten(1).float()
-    return ProbeSample(as_torch(stored.tokens)[: last + plan.block_size].long(), features, anchors)
+    tokens = as_torch(stored.tokens).long()
+    features = as_torch(stored.taps)[:, :-1].permute(1, 0, 2).flatten(1).float()
+    positions = anchors[:, None] + torch.arange(1, plan.block_size)
+    references = torch.where(
+        positions < item.length, places[tokens[positions.clamp(max=item.length - 1)]], -1
+    )
+    bounds = ((0, item.length - 1),)
+    return Batch(features, bounds, anchors, tokens[anchors], torch.zeros_like(anchors), references)
+
+
+def probe_blocks(
+    recording: Recording, item: Item, places: Int[Tensor, " V"], plan: TrainPlan
+) -> tuple[Int[Tensor, " T"], Batch]:
+    """What the probe of every save is taken on: a sequence, cut after its last block, and a few blocks of it.
+
+    The anchors lie in the completion, unless a long prompt leaves a probe no room for that.
+    """
+    stored = recording.tensors(item)
+    taps, _, hidden = stored.taps.shape
+    last = min(item.length - 2, probed_positions(plan, taps=taps, hidden_size=hidden))
+    anchors = torch.linspace(min(item.prompt_len, last // 2), last, _PROBED_ANCHORS).long().unique()
+    blocks = _blocks(recording, item, anchors, places, plan)
+    blocks = replace(blocks, features=blocks.features[:last], bounds=((0, last),))
+    return as_torch(stored.tokens)[: last + plan.block_size].long(), blocks
+
+
+def probed_positions(plan: TrainPlan, *, taps: int, hidden_size: int) -> int:
+    """How many positions a probe may hold, so that it stays small for the largest drafter."""
+    state_bytes = hidden_size * getattr(torch, plan.dtype).itemsize
+    rows = (plan.num_layers + 1) * plan.block_size + plan.block_size - 1
+    left = _PROBED_BYTES - _PROBED_ANCHORS * rows * state_bytes
+    return max(16, min(_PROBED_POSITIONS, int(left // (taps * hidden_size * 4 + state_bytes))))
 
 
 def _steps(
     drafter: DFlash,
     optimizer: torch.optim.Optimizer,
-    recording: Recording,
-    items: Sequence[Item],
+    batches: Iterable[tuple[int, Batch]],
+    head: Float[Tensor, "N H"],
     plan: TrainPlan,
-    steps: Iterable[int],
 ) -> Iterator[tuple[int, float, int]]:
     """Takes the steps; yields the number of steps done, the loss, and the tokens it was computed over."""
-    names = trained_vocabulary(recording)
-    places = torch.full((recording.target.vocab_size,), -1)
-    places[names] = torch.arange(len(names))
-    head = drafter.ends.head[names]
-    for step in steps:
-        batch = sample_batch(recording, items, places, plan, step=step)
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=plan.autocast):
-            hidden = drafter.draft(
-                _contexts(drafter, batch),
-                anchors=batch.anchors,
-                anchor_tokens=batch.anchor_tokens,
-                starts=batch.starts,
-            )
-            loss = block_loss(F.linear(hidden, head), batch.references, depth_decay=plan.depth_decay)
+    for step, batch in batches:
+        logits = _logits(drafter, batch, head, plan)
+        loss = block_loss(logits, batch.references, depth_decay=plan.depth_decay)
         if not bool(loss.isfinite()):
             raise RunError(
                 f"the loss is not finite at step {step}; try a lower --learning-rate and another --out"
@@ -289,6 +322,20 @@ def _steps(
         yield step + 1, float(loss.detach()), int((batch.references >= 0).sum())
 
 
+def _logits(
+    drafter: DFlash, batch: Batch, head: Float[Tensor, "N H"], plan: TrainPlan
+) -> Float[Tensor, "A D N"]:
+    """What the loss, and a probe, is made of: the scores of the trained vocabulary."""
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=plan.autocast):
+        hidden = drafter.draft(
+            _contexts(drafter, batch),
+            anchors=batch.anchors,
+            anchor_tokens=batch.anchor_tokens,
+            starts=batch.starts,
+        )
+        return F.linear(hidden, head)
+
+
 def _contexts(drafter: DFlash, batch: Batch) -> Context:
     """The joined context, every sequence's positions counted from its own start."""
     parts = [drafter.context(batch.features[low:high]) for low, high in batch.bounds]
@@ -299,12 +346,7 @@ def _contexts(drafter: DFlash, batch: Batch) -> Context:
 
 
 def _log(
-    out: Path,
-    steps: Iterator[tuple[int, float, int]],
-    plan: TrainPlan,
-    drafter: DFlash,
-    optimizer: torch.optim.Optimizer,
-    probed: ProbeSample,
+    out: Path, steps: Iterator[tuple[int, float, int]], plan: TrainPlan, *, save: Callable[[int], None]
 ) -> None:
     """Writes the log, and a checkpoint at every step that is to be saved."""
     window: list[float] = []
@@ -325,18 +367,19 @@ def _log(
                 log.flush()
                 window, tokens, since = [], 0, time.perf_counter()
             if done in plan.save_steps or done == plan.steps:
-                _save(out / f"step_{done}", drafter, optimizer, probed, step=done, autocast=plan.autocast)
+                save(done)
 
 
 def _save(
     folder: Path,
     drafter: DFlash,
     optimizer: torch.optim.Optimizer,
-    probed: ProbeSample,
+    probe: Mapping[str, Any],
     *,
     step: int,
-    autocast: bool,
+    dtype: str,
 ) -> None:
+    """Publishes a checkpoint and its probe together."""
     value = {
         "model_state_dict": drafter.state_dict(),
         "optimizer_state_dict": optimizer.state_dict(),
@@ -345,9 +388,7 @@ def _save(
     }
     with publish_directory(folder) as partial:
         torch.save(value, partial / "checkpoint.pt")
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-            computed = take_probe(drafter, **probed._asdict())
-        write_probe(partial / PROBE_FILE, computed, dtype="bfloat16" if autocast else "float32")
+        write_probe(partial / PROBE_FILE, probe, dtype=dtype, step=step)
 
 
 def _claim(out: Path, recording: Recording, plan: TrainPlan, wiring: Wiring) -> None:

@@ -22,9 +22,10 @@ from draftgauge.torchfile import TorchFile, read_torch_file, tensors_in
 _TORCH_SUFFIXES = (".pt", ".pth", ".bin")
 _INDEX_SUFFIX = ".index.json"
 _NOT_WEIGHTS = re.compile(
-    r"(?:optim|scheduler|scaler|rng_state|random_states|training_args|training_state[._]rank|zero_pp"
-    r"|probe\.safetensors)"
+    r"(?:optim|scheduler|scaler|rng_state|random_states|training_args|training_state[._]rank|zero_pp)"
 )
+#: `probe.PROBE_FILE`, a floor above.
+_PROBE = "probe.safetensors"
 _FUSION = "fc.weight"
 _CONFIG_KEYS = (
     *("config", "draft_config", "draft_model_config", "model_config", "dflash_config"),
@@ -102,7 +103,7 @@ def _only_source(directory: Path) -> Path:
     alone = [
         directory / name
         for name in names
-        if name.endswith(suffixes) and not _NOT_WEIGHTS.match(name) and name not in shards
+        if name.endswith(suffixes) and not _NOT_WEIGHTS.match(name) and name not in {*shards, _PROBE}
     ]
     found = indexes + alone
     if len(found) == 1:
@@ -146,10 +147,14 @@ def _files_beside(source: Path) -> dict[str, str]:
     own = {source.name, "config.json"}
     if source.name.endswith(_INDEX_SUFFIX):
         own |= set(_weight_map(source).values())
+    beside = {
+        entry.name: in_bytes(entry.stat().st_size) for entry in source.parent.iterdir() if entry.is_file()
+    }
+    what = {_PROBE: "the trainer's probe, which `draftgauge check` replays"}
     return {
-        entry.name: f"{in_bytes(entry.stat().st_size)}, not read"
-        for entry in sorted(source.parent.iterdir())
-        if entry.is_file() and entry.name not in own
+        name: f"{size}, {what.get(name, 'not read')}"
+        for name, size in sorted(beside.items())
+        if name not in own
     }
 
 
