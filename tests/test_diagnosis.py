@@ -3,6 +3,8 @@
 from functools import cache
 from typing import Any
 
+import pytest
+
 from draftgauge.diagnose import diagnose_checkpoint
 from draftgauge.report.diagnosis import diagnosis_report
 from draftgauge.stated import Stated
@@ -41,9 +43,11 @@ def test_a_row_has_verdict_change_interval_and_anchors() -> None:
     (line,) = [line for line in lines if line.split("  ")[0] == row["label"]]
     cells = line.removeprefix(row["label"]).split()
     assert cells[0] == "worse"
-    assert cells[1] == f"{row['change']:.3f}"
-    assert cells[2:4] == [f"{row['low']:+.3f},", f"{row['high']:+.3f}"]
-    assert cells[4] == str(row["anchors"])
+    change = row["log_prob_change"]
+    assert float(cells[1]) == pytest.approx(change["value"], abs=5e-4)
+    assert cells[2:4] == [f"{change['low']:+.3f},", f"{change['high']:+.3f}"]
+    assert float(cells[4]) == pytest.approx(row["streak_change"]["value"], abs=5e-4)
+    assert cells[5] == str(row["anchors"])
 
 
 def test_what_cannot_be_decided_is_not_called_right() -> None:
@@ -60,7 +64,7 @@ def test_a_better_wiring_says_what_to_set() -> None:
 
 
 def test_what_was_not_tried_says_what_would_help() -> None:
-    row = {**value()["candidates"][0], "outcome": "not tried", "change": None, "low": None, "high": None}
+    row = {**value()["candidates"][0], "outcome": "not tried", "log_prob_change": None, "streak_change": None}
     impossible = {**row, "outcome": "impossible", "reason": "d2t names a token twice"}
     text = diagnosis_report({**value(), "candidates": [row, impossible]})
     assert "1 not tried" in text

@@ -121,14 +121,15 @@ def replay_streaks(
 
 
 @torch.inference_mode()
-def replay_log_probs(
+def replay_among(
     drafter: Drafter, recorded: Recorded, *, anchors: Int[Tensor, " A"], among: Int[Tensor, " S"]
-) -> Float32[np.ndarray, "A D"]:
-    """The log-probability of the reference token at every anchor and depth, among a few tokens alone.
+) -> tuple[Float32[np.ndarray, "A D"], Bool[np.ndarray, "A D"]]:
+    """Log-probability of the reference at every anchor and depth, and whether it is first, among a few tokens.
 
-    What drafters are trained to raise, and steadier than what they accept; normalised over `among`, it costs
-    next to nothing of the head's work. No token counts for less than a blind guess among them would, so that
-    neither a few that were confidently missed nor those outside the drafter's vocabulary decide.
+    For searches, which compare many functions: among the tokens of a text the head costs next to nothing. The
+    log-probability is what drafters are trained to raise. No token counts for less than a blind guess among
+    them would, so that neither a few that were confidently missed nor those outside the drafter's vocabulary
+    decide.
 
     Args:
         drafter: As for `replay`.
@@ -144,17 +145,18 @@ def replay_log_probs(
     context = drafter.context(recorded.features[: int(anchors[-1])])
     entries, held = _entries(among, drafter.ends.target_ids, vocabulary=len(drafter.ends.head))
     rows, known, blind = entries[held], among[held], -math.log(len(among))
-    parts = []
+    log_probs, first = [], []
     for chosen in anchors.split(_anchors_per_slice(drafter, context.length)):
         seen = context.upto(int(chosen[-1]))
         hidden = drafter.draft(seen, anchors=chosen, anchor_tokens=recorded.tokens[chosen])
-        log_probs = drafter.logits(hidden, rows=rows).float().log_softmax(-1)
-        _require_finite(log_probs.isfinite().all(-1).flatten().numpy(), hidden.dtype)
+        scores = drafter.logits(hidden, rows=rows).float().log_softmax(-1)
+        _require_finite(scores.isfinite().all(-1).flatten().numpy(), hidden.dtype)
         wanted = _references(recorded.tokens, chosen, depth=drafter.wiring.depth)
         place = torch.searchsorted(known, wanted).clamp(max=len(known) - 1)
-        own = log_probs.gather(2, place[:, :, None])[:, :, 0].clamp(min=blind)
-        parts.append(torch.where(known[place] == wanted, own, blind).numpy())
-    return np.concatenate(parts)
+        own = scores.gather(2, place[:, :, None])[:, :, 0].clamp(min=blind)
+        log_probs.append(torch.where(known[place] == wanted, own, blind).numpy())
+        first.append((known[scores.argmax(-1)] == wanted).numpy())
+    return np.concatenate(log_probs), np.concatenate(first)
 
 
 @torch.inference_mode()

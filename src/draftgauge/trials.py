@@ -19,7 +19,7 @@ from draftgauge.drafters import Drafter
 from draftgauge.errors import RecordingError
 from draftgauge.features import Recorded
 from draftgauge.recording import Item
-from draftgauge.replay import replay_log_probs, replay_streaks
+from draftgauge.replay import replay_among, replay_streaks
 from draftgauge.stats import Change, change
 
 #: Anchors of one prompt that lie within so many tokens count as one: they are drafted from the same text.
@@ -103,21 +103,47 @@ def streaks_of(
     return streak
 
 
-def log_probs_of(
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """What a function makes of the reference tokens at every anchor of a trial, among the tokens of its text.
+
+    `log_probs` of the references, and whether each is the `first` choice.
+    """
+
+    log_probs: Float32[np.ndarray, "N D"]
+    first: Bool[np.ndarray, "N D"]
+
+    def where(self, kept: Bool[np.ndarray, " N"]) -> Scores:
+        """The scores on those anchors alone."""
+        return Scores(self.log_probs[kept], self.first[kept])
+
+    def mean_log_prob(self, depth: int) -> Float32[np.ndarray, " N"]:
+        """The mean log-probability of the references to that depth."""
+        return np.asarray(self.log_probs[:, :depth].mean(axis=1))
+
+    def streaks(self, depth: int) -> Int64[np.ndarray, " N"]:
+        """The leading depths that would be accepted if the vocabulary were the text's."""
+        return np.asarray(self.first[:, :depth].cumprod(axis=1).sum(axis=1))
+
+
+def scores_of(
     drafter: Drafter, trial: Trial, *, read: Callable[[Item], Recorded], among: Int[torch.Tensor, " S"]
-) -> Float32[np.ndarray, "N D"]:
-    """The log-probabilities of the reference tokens at every anchor of the trial, among the tokens `among`.
+) -> Scores:
+    """The scores of a drafter at every anchor of the trial, among the tokens `among`.
 
     Raises:
         CheckpointError: As `streaks_of`.
         RecordingError: As `streaks_of`.
     """
-    found = np.zeros((len(trial), drafter.wiring.depth), dtype=np.float32)
+    shape = (len(trial), drafter.wiring.depth)
+    log_probs, first = np.zeros(shape, dtype=np.float32), np.zeros(shape, dtype=bool)
     for i in np.unique(trial.index):
         mine = trial.index == i
         anchors = torch.from_numpy(trial.anchors[mine])
-        found[mine] = replay_log_probs(drafter, read(trial.items[i]), anchors=anchors, among=among)
-    return found
+        log_probs[mine], first[mine] = replay_among(
+            drafter, read(trial.items[i]), anchors=anchors, among=among
+        )
+    return Scores(log_probs, first)
 
 
 def paired_change(trial: Trial, before: Shaped[np.ndarray, " N"], after: Shaped[np.ndarray, " N"]) -> Change:

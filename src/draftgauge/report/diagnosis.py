@@ -34,11 +34,20 @@ def diagnosis_report(value: Mapping[str, Any]) -> str:
 def _tried(value: Mapping[str, Any]) -> str:
     rows = []
     for row in value["candidates"]:
-        if row["outcome"] in ("not tried", "impossible"):
+        if row["log_prob_change"] is None:
             continue
-        interval = ABSENT if row["low"] is None else f"{row['low']:+.3f}, {row['high']:+.3f}"
-        rows.append((row["label"], row["outcome"], signed(row["change"]), interval, str(row["anchors"])))
-    head = ("nearby, after that" if value["changes"] else "nearby", "verdict", "log-prob", "95 %", "anchors")
+        change, streak = row["log_prob_change"], row["streak_change"]
+        interval = ABSENT if change["low"] is None else f"{change['low']:+.3f}, {change['high']:+.3f}"
+        cells = (signed(change["value"]), interval, signed(streak["value"]), str(row["anchors"]))
+        rows.append((row["label"], row["outcome"], *cells))
+    head = (
+        "nearby, after that" if value["changes"] else "nearby",
+        "verdict",
+        "log-prob",
+        "95 %",
+        "streak",
+        "anchors",
+    )
     return table(head, rows[:_MOST_ROWS]) + rest(len(rows) - _MOST_ROWS, "wirings")
 
 
