@@ -53,7 +53,7 @@ bench: setup target ## the four ratios: replay, trees, opening a checkpoint, sta
 	$(RUN) bench/run.py
 
 faults: setup target ## plant every silent fault, see what catches it, write docs/faults.md; minutes
-	$(RUN) -m tests.faults
+	$(RUN) -m tests.fault_matrix
 
 walks: setup target ## run the three walks and write docs/walks.md; minutes
 	$(RUN) docs/walks.py

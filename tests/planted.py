@@ -265,7 +265,7 @@ def _recording(
             max_new_tokens=len(texts[0][1]),
         ),
         target=TargetRecord(
-            path=str(folder / "no-target"),
+            path="no-target",
             digest=said,
             architecture="Planted",
             num_layers=LAYERS,

@@ -43,6 +43,14 @@ def test_what_the_trainer_and_the_target_say_belongs_to_it(tmp_path: Path) -> No
     assert value["step"] == 2
 
 
+def test_the_probe_is_of_the_block_size_that_was_trained(tmp_path: Path) -> None:
+    """Whoever measures with another block size still learns whether both compute the same."""
+    plan = TrainPlan(steps=1, save_steps=(), mask_token_id=3, block_size=4)
+    saved = train(tiny.recording(), plan, out=tmp_path / "training")
+    value = check_checkpoint(saved, tiny.recording().path, stated=Stated(block_size=3))
+    assert {c["slug"]: c["verdict"] for c in value["controls"]}["probe"] == "passed"
+
+
 def test_nothing_is_drafted_from_features_that_are_not_finite(tmp_path: Path) -> None:
     (fault,) = [fault for fault in FAULTS if fault.what == "NaN"]
     site = site_of(fault, tmp_path)

@@ -13,10 +13,10 @@ from draftgauge.diagnose import diagnose_checkpoint, write_wiring
 from draftgauge.errors import StoreError
 from draftgauge.stated import Stated, wiring_of
 from tests import planted
-from tests.faults import _layers
+from tests.planting import toml_layers
 
 #: The pair's layers, and the same with the full one causal in the block, as TOML has them.
-RIGHT = _layers(*planted.WIRING.attention)
+RIGHT = toml_layers(*planted.WIRING.attention)
 CAUSAL = [{**RIGHT[0], "block_causal": True}, RIGHT[1]]
 
 
@@ -113,7 +113,7 @@ def test_layers_that_were_not_recorded_are_not_tried_and_said(tmp_path: Path) ->
         {"rope_theta": 500.0},
         {"mask_token_id": 290},
         {"predicts_from_anchor": False},
-        {"attention": _layers(*planted.WIRING.attention)},
+        {"attention": toml_layers(*planted.WIRING.attention)},
     ],
     ids=lambda settings: next(iter(settings)),
 )

@@ -10,18 +10,11 @@ from pathlib import Path
 import pytest
 
 from demo.run import LATE
+from draftgauge.check import check_checkpoint
+from draftgauge.diagnose import diagnose_checkpoint
 from tests.conftest import ROOT
-from tests.faults import (
-    DATA,
-    FAULTS,
-    PAGE,
-    Fault,
-    demo_faults,
-    demo_recordings,
-    find,
-    find_in_demo,
-    page,
-)
+from tests.fault_matrix import DATA, PAGE, demo_recordings, find_in_demo, page
+from tests.faults import FAULTS, Fault, demo_faults, find
 
 SAID = {(f["planted_in"], f["kind"], f["what"]): f for f in json.loads(DATA.read_text(encoding="utf-8"))}
 QUICK = [fault for fault in FAULTS if not fault.caught.startswith("diagnose")]
@@ -59,6 +52,16 @@ def test_a_fault_of_the_real_pair_is_caught(fault: Fault, real_recordings, tmp_p
     found = find_in_demo(fault, place, drafter=ROOT / LATE, right=right, off_by_one=off)
     assert found.caught_by == SAID["demo pair", fault.kind, fault.what]["caught_by"]
     assert found.cause_first is SAID["demo pair", fault.kind, fault.what]["cause_first"]
+
+
+@pytest.mark.real
+def test_nothing_is_raised_on_the_real_pair_as_it_is(real_recordings) -> None:
+    """But what is true of it: one of its references loops."""
+    right, _ = real_recordings
+    value = check_checkpoint(ROOT / LATE, right)
+    raised = {c["slug"] for c in value["controls"] if c["verdict"] in ("failed", "caution", "undecided")}
+    assert raised == {"references-degenerate"}
+    assert diagnose_checkpoint(ROOT / LATE, right)["verdict"] == "given-wins"
 
 
 @pytest.fixture(scope="module")

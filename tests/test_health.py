@@ -11,7 +11,8 @@ from draftgauge.health import recording_controls
 from draftgauge.recording import MANIFEST, Recording, open_recording
 from draftgauge.trust import Control
 from tests import planted, tiny
-from tests.faults import FAULTS, Site, site_of
+from tests.faults import FAULTS, site_of
+from tests.planting import Site
 
 SLUGS = (
     *("features-finite", "features-vary", "taps-differ", "prefix-features", "final-state", "references-own"),

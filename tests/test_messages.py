@@ -8,6 +8,8 @@ from pathlib import Path
 from tests.conftest import ROOT
 
 PAGE = ROOT / "docs" / "messages.md"
+#: Functions that make a message of the slug that they are given first.
+MAKERS = {"Control": "_nowhere"}
 
 
 def literals(node: ast.expr) -> list[str]:
@@ -27,7 +29,7 @@ def slugs(kind: str) -> set[str]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
                 continue
-            if node.func.id == kind and node.args:
+            if node.func.id in (kind, MAKERS.get(kind)) and node.args:
                 found |= set(literals(node.args[0]))
             if kind == "Control":
                 named = [k.value for k in node.keywords if k.arg == "slug"]

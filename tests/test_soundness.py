@@ -12,7 +12,8 @@ from draftgauge.soundness import soundness_controls
 from draftgauge.stated import Stated
 from draftgauge.trust import Control
 from tests import planted
-from tests.faults import FAULTS, Site, site_of
+from tests.faults import FAULTS, site_of
+from tests.planting import Site
 
 
 def controls(checkpoint: Path, recording: Path, *, dtype: str = "float32") -> dict[str, Control]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests import planted
+from tests import planted, tiny
 from tests.faults import FAULTS, site_of
 from tests.tiny import draftgauge
 
@@ -76,6 +76,53 @@ def test_a_gate_stops_with_exit_code_4(run: Path) -> None:
     assert failed.returncode == 4
     assert [gate["passed"] for gate in values(failed)["gates"]] == [True, False]
     assert "gate 'tau>=5'" in failed.stderr
+
+
+@pytest.mark.parametrize(
+    ("gate", "words"),
+    [
+        ("ddtree128.tau>=2", "ddtree128 is not measured; add it with --budgets"),
+        ("not worse than runs/none by 0.1", "holds no run.json"),
+        ("faster than light", "is not understood"),
+    ],
+)
+def test_a_gate_that_cannot_be_answered_is_refused_before_the_work(
+    pair: planted.Pair, tmp_path: Path, gate: str, words: str
+) -> None:
+    about = (pair.checkpoint, "--recording", pair.recording.path)
+    done = draftgauge("eval", *about, "--gate", gate, cwd=tmp_path)
+    assert done.returncode == 1
+    assert words in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_layers_around_the_taps_are_recorded_for_a_few_prompts(tmp_path: Path) -> None:
+    target = tiny.target_dir(tmp_path / "target")
+    prompts = tiny.prompts_file(tmp_path / "prompts.jsonl")
+    done = draftgauge(
+        *("record", "--target", target, "--prompts", prompts, "--taps", "1,3", "--taps-around"),
+        *("--max-new-tokens", 6, "--json"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    held = [item["around"] for item in values(done)["items"]]
+    assert held == [[0, 2, 4]] * 5 + [[]]
+
+
+def test_where_training_is_now_is_read_from_its_log_or_said(tmp_path: Path) -> None:
+    recording = tiny.recording().path
+    about = ("--recording", recording, "--out", "out", "--mask-token-id", 3, "--block-size", 4)
+    trained = draftgauge("train", *about, "--steps", 4, "--save-steps", "2", cwd=tmp_path)
+    assert trained.returncode == 0, trained.stderr
+    for options, now in (((), 4), (("--trainer-step", 9), 9)):
+        done = draftgauge(
+            *("eval", "out/step_2", "--recording", recording, "--json", "--name", f"at{now}", *options),
+            cwd=tmp_path,
+        )
+        said = {caveat["slug"]: caveat["text"] for caveat in values(done)["summary"]["caveats"]}
+        assert f"of step 2; training is at step {now}." in said["step-behind"]
+    last = draftgauge("eval", "out/step_4", "--recording", recording, "--json", cwd=tmp_path)
+    assert "step-behind" not in {caveat["slug"] for caveat in values(last)["summary"]["caveats"]}
 
 
 def test_like_measures_what_the_earlier_run_measured(pair: planted.Pair, run: Path) -> None:

@@ -13,7 +13,7 @@ from draftgauge.train import TrainPlan, train
 from draftgauge.trust import Control
 from draftgauge.witness import matched, target_controls
 from tests import tiny
-from tests.faults import Site
+from tests.planting import Site
 
 LAYERS = {i: torch.randn(12, 8, generator=torch.Generator().manual_seed(i + 2)) for i in range(-1, 4)}
 

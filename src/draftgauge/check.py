@@ -67,6 +67,7 @@ def check_checkpoint(
         return open_drafter(pair.checkpoint, pair.wiring, recording=pair.recording, dtype=other)
 
     probe, unprobed = _probe(pair.checkpoint)
+    trained = _as_trained(pair, drafter, dtype=dtype)
     found = recording_controls(pair.recording, items=items, taps=pair.wiring.taps)
     if any(control.slug == "features-finite" and control.verdict == "failed" for control in found):
         return _outcome(
@@ -77,7 +78,7 @@ def check_checkpoint(
         *drafter_controls(drafter, pair.recording, items=items, count=_CHECK_BLOCKS, seed=seed),
         *context_controls(drafter, pair.recording, items=items, count=_CHECK_BLOCKS, seed=seed),
         *soundness_controls(drafter, pair.recording, items=items, reopen=reopen),
-        *(unprobed if probe is None else probe_controls(drafter, probe, step=pair.checkpoint.step)),
+        *(unprobed if probe is None else probe_controls(trained, probe, step=pair.checkpoint.step)),
         *target_controls(pair.recording, items=items, probe=probe, progress=progress),
     ]
     return _outcome(pair, controls, dtype=dtype, started=started)
@@ -103,7 +104,7 @@ def quick_controls(pair: Pair, drafter: Drafter, *, blocks: int) -> list[Control
     ]
 
 
-def block_size_effect(pair: Pair, drafter: Drafter) -> tuple[float, float, int, int] | None:
+def block_size_effect(pair: Pair, drafter: DFlash) -> tuple[float, float, int, int] | None:
     """What the block size does where another was trained; None where it is the same, or nothing can tell.
 
     Example:
@@ -118,14 +119,20 @@ def block_size_effect(pair: Pair, drafter: Drafter) -> tuple[float, float, int, 
         trial = choose_anchors(pair.items, room=max(depths), count=_MOST_BLOCKS)
     except RecordingError:  # no completion is long enough for the larger block
         return None
-    name = str(compute).removeprefix("torch.")
-    trained = open_drafter(pair.checkpoint, pair.trained, recording=pair.recording, dtype=name)
+    trained = _as_trained(pair, drafter, dtype=str(compute).removeprefix("torch."))
 
     def read(item: Item) -> Recorded:
         return read_item(pair.recording, item, wiring=pair.wiring, dtype=compute)
 
     used, full = (streaks_of(d, trial, read=read).clip(max=min(depths)).mean() for d in (drafter, trained))
     return float(used), float(full), len(trial), min(depths)
+
+
+def _as_trained(pair: Pair, drafter: DFlash, *, dtype: str) -> DFlash:
+    """The drafter as it was trained, which has another block size where the user asks for one."""
+    if pair.trained == pair.wiring:
+        return drafter
+    return open_drafter(pair.checkpoint, pair.trained, recording=pair.recording, dtype=dtype)
 
 
 def _probe(checkpoint: Checkpoint) -> tuple[Probe | None, list[Control]]:

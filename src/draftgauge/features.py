@@ -63,6 +63,14 @@ def as_torch(stored: StoredTensor) -> Tensor:
     return flat.view(_DTYPES[stored.dtype]).view(stored.shape)
 
 
+def as_stored(tensor: Tensor) -> np.ndarray | tuple[str, np.ndarray]:
+    """A tensor as `write_safetensors` takes it; bfloat16 has no numpy type and goes as its bits."""
+    tensor = tensor.detach().contiguous()
+    if tensor.dtype == torch.bfloat16:
+        return "BF16", tensor.view(torch.uint16).numpy()
+    return tensor.numpy()
+
+
 def read_item(
     recording: Recording, item: Item, *, wiring: Wiring, dtype: torch.dtype, max_blocks: int | None = None
 ) -> Recorded:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -127,6 +127,21 @@ def judge(gate: Gate, run: Run) -> Judgement:
     if gate.baseline is not None:
         return _not_worse(gate, run, open_run(gate.baseline))
     return _level(gate, run)
+
+
+def require_answerable(gate: Gate, policies: Iterable[Policy]) -> None:
+    """Makes sure, before a measurement of `policies`, that it will answer the gate.
+
+    Raises:
+        InputError: The gate asks for a policy that is not measured.
+        RunError: The baseline is no run.
+    """
+    if gate.policy not in policies:
+        raise InputError(
+            f"gate {gate.text!r}: {gate.policy.slug} is not measured; add it with {_OPTIONS[gate.policy.kind]}"
+        )
+    if gate.baseline is not None:
+        open_run(gate.baseline)
 
 
 def _level(gate: Gate, run: Run) -> Judgement:

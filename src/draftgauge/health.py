@@ -80,13 +80,12 @@ def _finite(recording: Recording, items: Sequence[Item], layers: Sequence[int]) 
             for name, states in parts
             if not bool(states.isfinite().all())
         ]
-    return Control(
+    return _nowhere(
         "features-finite",
-        "no recorded value is NaN or infinite",
-        f"none is, in {len(items)} prompt(s)" if not wrong else _listed(wrong),
-        "failed" if wrong else "passed",
-        {"places": wrong},
-        "record again, with --dtype float32 if the target overflowed" if wrong else None,
+        wrong,
+        expectation="no recorded value is NaN or infinite",
+        fine=f"none is, in {len(items)} prompt(s)",
+        advice="record again, with --dtype float32 if the target overflowed",
     )
 
 
@@ -104,13 +103,12 @@ def _varying(recording: Recording, items: Sequence[Item], layers: Sequence[int])
             share = float(repeated.float().mean())
             if share > _REPEATED_ROWS:
                 wrong.append(f"{_tap(layer)} of {item.id} repeats its row at {share:.0%} of the positions")
-    return Control(
+    return _nowhere(
         "features-vary",
-        "every tap changes from position to position",
-        f"every tap does, in {len(items)} prompt(s)" if not wrong else _listed(wrong),
-        "failed" if wrong else "passed",
-        {"places": wrong},
-        "these are no features: record the target again" if wrong else None,
+        wrong,
+        expectation="every tap changes from position to position",
+        fine=f"every tap does, in {len(items)} prompt(s)",
+        advice="these are no features: record the target again",
     )
 
 
@@ -131,13 +129,12 @@ def _different(recording: Recording, items: Sequence[Item], layers: Sequence[int
                 wrong.append(f"{_tap(layer)} of {item.id} is the last layer's and not the final state")
             elif layer != last and same:
                 wrong.append(f"{_tap(layer)} of {item.id} equals the final state")
-    return Control(
+    return _nowhere(
         "taps-differ",
-        "no two taps are equal, and the last layer's, where it is tapped, is the final state",
-        f"so it is in {len(items)} prompt(s)" if not wrong else _listed(wrong),
-        "failed" if wrong else "passed",
-        {"places": wrong},
-        "a tap was recorded under another's name: record the target again" if wrong else None,
+        wrong,
+        expectation="no two taps are equal, and the last layer's, where it is tapped, is the final state",
+        fine=f"so it is in {len(items)} prompt(s)",
+        advice="a tap was recorded under another's name: record the target again",
     )
 
 
@@ -163,15 +160,12 @@ def _prefixes(recording: Recording, items: Sequence[Item], layers: Sequence[int]
             )
     if not compared and not wrong:
         return Control("prefix-features", expectation, "no two prompts begin alike", "skipped")
-    return Control(
+    return _nowhere(
         "prefix-features",
-        expectation,
-        f"so it is in {compared} pair(s) of prompts" if not wrong else _listed(wrong),
-        "failed" if wrong else "passed",
-        {"compared": compared, "places": wrong},
-        "the features are another request's, shifted, or cut by a cached prefix: record the target again"
-        if wrong
-        else None,
+        wrong,
+        expectation=expectation,
+        fine=f"so it is in {compared} pair(s) of prompts",
+        advice="the features are another request's, shifted, or cut by a cached prefix: record the target again",
     )
 
 
@@ -334,6 +328,13 @@ def _target_files(recording: Recording) -> Control:
         if cautions
         else None,
     )
+
+
+def _nowhere(slug: str, wrong: Sequence[str], *, expectation: str, fine: str, advice: str) -> Control:
+    """A control that passes where no place is wrong, and names the places where one is."""
+    if not wrong:
+        return Control(slug, expectation, fine, "passed")
+    return Control(slug, expectation, _listed(wrong), "failed", {"places": list(wrong)}, advice)
 
 
 def _shared(a: Int[Tensor, " T"], b: Int[Tensor, " T2"]) -> int:

@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from draftgauge.drafters import DFlash
-from draftgauge.features import as_torch
+from draftgauge.features import as_stored, as_torch
 from draftgauge.probe import Probe
 from draftgauge.trust import Control
 
@@ -138,7 +138,7 @@ def take_probe(
     }
     if len(names) < len(drafter.ends.head):
         values["vocabulary"] = names.int()
-    return {name: _raw(value) for name, value in values.items()}
+    return {name: as_stored(value) for name, value in values.items()}
 
 
 def _misfit(drafter: DFlash, probe: Probe) -> _Parting | None:
@@ -467,11 +467,3 @@ def _float(probe: Probe, name: str) -> Float[Tensor, "*shape"]:
 
 def _dtype(drafter: DFlash) -> str:
     return str(drafter.ends.embedding.dtype).removeprefix("torch.")
-
-
-def _raw(tensor: Tensor) -> Any:
-    """A tensor as `write_safetensors` takes it; bfloat16 has no numpy type and goes as its bits."""
-    tensor = tensor.detach().contiguous()
-    if tensor.dtype == torch.bfloat16:
-        return "BF16", tensor.view(torch.uint16).numpy()
-    return tensor.numpy()

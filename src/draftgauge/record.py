@@ -22,6 +22,7 @@ from jinja2 import TemplateError
 from torch import Tensor
 
 from draftgauge.errors import CheckpointError, PromptError, RecordingError, TargetError
+from draftgauge.features import as_stored
 from draftgauge.progress import Progress, silent
 from draftgauge.prompts import Prompt, PromptSet
 from draftgauge.recording import (
@@ -328,13 +329,13 @@ def _write_item(
         "text": text,
     }
     tensors = {
-        "tokens": _raw(torch.tensor(tokens, dtype=torch.int32)),
-        "taps": _raw(seen.taps[: len(taps)]),
-        "final": _raw(seen.final),
+        "tokens": as_stored(torch.tensor(tokens, dtype=torch.int32)),
+        "taps": as_stored(seen.taps[: len(taps)]),
+        "final": as_stored(seen.final),
     }
     if around:  # left out otherwise, so that the bytes are those of before it could be asked for
         facts["around"] = around
-        tensors["around"] = _raw(seen.taps[len(taps) :])
+        tensors["around"] = as_stored(seen.taps[len(taps) :])
     with publish_file(path) as partial:
         write_safetensors(partial, tensors, metadata={"item": json.dumps(facts)})
 
@@ -389,7 +390,7 @@ def _describe(target: Target, folder: Path, *, plan: RecordingPlan, portable: bo
     (folder / _ENDS_FILE).unlink(missing_ok=True)  # of an unfinished attempt, perhaps with other ends
     if copied:
         with publish_file(folder / _ENDS_FILE) as partial:
-            write_safetensors(partial, {name: _raw(part) for name, part in copied.items()})
+            write_safetensors(partial, {name: as_stored(part) for name, part in copied.items()})
     stored = read_safetensors(folder / _ENDS_FILE)[0] if copied else {}
     ends = {}
     for name, place in places.items():
@@ -426,11 +427,3 @@ def _place(model: Any, part: Tensor, files: Mapping[str, StoredTensor]) -> Store
         if stored.shape == tuple(part.shape) and part.dtype in _LOADS_EXACTLY.get(stored.dtype, ()):
             return stored
     return None
-
-
-def _raw(tensor: Tensor) -> Any:
-    """A tensor as `write_safetensors` takes it; bfloat16 has no numpy type and goes as its bits."""
-    tensor = tensor.detach().contiguous()
-    if tensor.dtype == torch.bfloat16:
-        return "BF16", tensor.view(torch.uint16).numpy()
-    return tensor.numpy()

@@ -113,12 +113,11 @@ def eval_(
     """
     from draftgauge.acceptance import Policy
     from draftgauge.evaluate import Options, evaluate_checkpoint
-    from draftgauge.gates import parse_gate
+    from draftgauge.gates import parse_gate, require_answerable
     from draftgauge.like import options_like
+    from draftgauge.measure import ALWAYS
     from draftgauge.runs import open_run
 
-    for gate in gates:
-        parse_gate(gate)  # before the work, not after it
     policies = (
         Policy("chain"),
         *(Policy("chain", n) for n in chain_lengths),
@@ -131,6 +130,8 @@ def eval_(
         recording, options = options_like(open_run(like), options, recording=recording)
     if recording is None:
         raise click.UsageError("state what to measure on: --recording FOLDER or --like RUN")
+    for gate in gates:  # before the work, not after it
+        require_answerable(parse_gate(gate), (*options.policies, *ALWAYS))
     run = evaluate_checkpoint(checkpoint, recording, options, root=root, name=name, progress=bar())
     print_run(run, gates=gates, beside=beside, as_json=as_json)
 

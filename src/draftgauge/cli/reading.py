@@ -68,6 +68,8 @@ def runs(root: Path, as_json: bool) -> None:
 def show(run: Path, gates: tuple[str, ...], beside: Path | None, as_json: bool) -> None:
     """Show a run again.
 
+    A run that is not trusted, or a gate that does not pass, is exit code 4.
+
     \b
     Examples:
       draftgauge show runs/step_4000-1a2b3c4d
