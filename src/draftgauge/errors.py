@@ -9,8 +9,11 @@
     │   ├── RecordingError           a recording: damaged, incomplete, or not fitting the drafter
     │   ├── PromptError              a prompt file
     │   ├── RunError                 a run directory, or two runs that cannot be compared
-    │   └── StoreError               a file or folder of ours: locked, full, changed under us
-    └── IncompleteError          4   measured, but a part is missing or a gate failed
+    │   ├── StoreError               a file or folder of ours: locked, full, changed under us
+    │   └── FleetError               a fleet or plan file, or a machine that refuses for good
+    ├── IncompleteError          4   measured, but a part is missing or a gate failed
+    └── UnfinishedError          5   a machine or disk stopped it: the same command goes on
+        └── ConnectionLostError      a connection ended before its work did
 
 Exit code 0 is success, 2 wrong usage of the command line, 3 an error of ours, 130 an interruption.
 A message names the thing and its value, says what was expected, and ends with what helps.
@@ -63,3 +66,17 @@ class IncompleteError(DraftgaugeError):
     """The measurement was made, but a part of it is missing or a gate failed."""
 
     exit_code = 4
+
+
+class FleetError(InputError):
+    """A fleet or plan file is wrong, or a machine refuses in a way that trying again does not change."""
+
+
+class UnfinishedError(DraftgaugeError):
+    """A machine, a connection or a disk stopped the work; the same command goes on where it stopped."""
+
+    exit_code = 5
+
+
+class ConnectionLostError(UnfinishedError):
+    """A connection ended before its work did; trying again is worth it at once."""

@@ -5,8 +5,9 @@ Functions that take long have a `progress` parameter and are silent unless the c
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol, TypeVar, runtime_checkable
 
 from tqdm import tqdm
@@ -37,3 +38,22 @@ def bar(items: Iterable[Item], *, label: str, total: int | None = None, unit: st
     yield from tqdm(
         items, desc=label, total=total, unit=f" {unit}", file=sys.stderr, mininterval=interval, ncols=88
     )
+
+
+@contextlib.contextmanager
+def byte_bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Yields a function that is told how many bytes of `total` are done; shows rate and time left on stderr."""
+    interval = 0.2 if sys.stderr.isatty() else 10.0
+    with tqdm(
+        desc=label, total=total, unit="B", unit_scale=True, file=sys.stderr, mininterval=interval, ncols=88
+    ) as shown:
+        first = True
+
+        def done(count: int) -> None:
+            nonlocal first
+            if first or count < shown.n:  # what was there before does not count for the rate
+                shown.reset(total)
+                shown.initial, shown.n, first = count, count, False
+            shown.update(count - shown.n)
+
+        yield done

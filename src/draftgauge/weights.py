@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,9 @@ from draftgauge.plainpickle import Opaque, joined
 from draftgauge.tensorfile import Fingerprint, StoredTensor, open_to_read, read_safetensors
 from draftgauge.torchfile import TorchFile, read_torch_file, tensors_in
 
-_TORCH_SUFFIXES = (".pt", ".pth", ".bin")
+TORCH_SUFFIXES = (".pt", ".pth", ".bin")
+#: In the metadata of a safetensors file: what the torch file said from which its tensors were taken, as JSON.
+STAGED = "draftgauge_staged"
 _INDEX_SUFFIX = ".index.json"
 _NOT_WEIGHTS = re.compile(
     r"(?:optim|scheduler|scaler|rng_state|random_states|training_args|training_state[._]rank|zero_pp)"
@@ -83,11 +86,11 @@ def read_weights(path: Path, *, state_dict: str | None) -> Weights:
                 f"{source} is one set of tensors; --state-dict is for .pt files. Leave it out"
             )
         return _from_safetensors(path, source, extras)
-    if source.suffix in _TORCH_SUFFIXES:
+    if source.suffix in TORCH_SUFFIXES:
         return _from_torch(path, source, extras, state_dict)
     raise CheckpointError(
         f"{source} ends in {source.suffix or 'nothing'}; expected a directory, a .safetensors file or a "
-        f"torch file ({', '.join(_TORCH_SUFFIXES)})"
+        f"torch file ({', '.join(TORCH_SUFFIXES)})"
     )
 
 
@@ -99,7 +102,7 @@ def _only_source(directory: Path) -> Path:
     names = sorted(entry.name for entry in directory.iterdir() if entry.is_file())
     indexes = [directory / name for name in names if name.endswith(_INDEX_SUFFIX)]
     shards = {shard for index in indexes for shard in _weight_map(index).values()}
-    suffixes = (".safetensors", *_TORCH_SUFFIXES)
+    suffixes = (".safetensors", *TORCH_SUFFIXES)
     alone = [
         directory / name
         for name in names
@@ -199,22 +202,42 @@ def _from_safetensors(path: Path, source: Path, extras: dict[str, str]) -> Weigh
             f"{source} names {absent[0]} and {len(absent) - 1} more tensors that its shards do not hold. "
             "Copy index and shards again"
         )
+    staged = _staged(source) if len(files) == 1 and files[0] == source else {}
     config, config_source = _config_beside(source, fingerprints)
-    step, step_source = _step_in_name(path)
+    if config is None and staged:
+        config, config_source = staged["config"], staged["config_source"]
+    step, step_source = (staged["step"], staged["step_source"]) if staged else _step_in_name(path)
     return Weights(
         path=path,
         kind="hf-directory" if path.is_dir() else "safetensors",
-        state_dict="",
+        state_dict=staged.get("state_dict", ""),
         tensors=tensors,
         config=config,
         config_source=config_source,
         step=step,
         step_source=step_source,
-        extras=extras,
-        opaque_classes=(),
+        extras=extras | staged.get("extras", {}),
+        opaque_classes=tuple(staged.get("opaque_classes", ())),
         tensor_files=tuple(files),
         fingerprints=fingerprints,
     )
+
+
+def _staged(source: Path) -> dict[str, Any]:
+    """What a staged file says of the torch file that it was taken from; nothing for any other."""
+    text = read_safetensors(source)[1].get(STAGED)
+    if text is None:
+        return {}
+    shape = {"config": dict | None, "config_source": str, "step": int | None, "step_source": str}
+    shape |= {"state_dict": str, "extras": dict, "opaque_classes": list}
+    try:
+        staged = json.loads(text)
+        sound = all(isinstance(staged[key], kind) for key, kind in shape.items())
+    except (ValueError, RecursionError, TypeError, KeyError):
+        sound = False
+    if not sound:
+        raise CheckpointError(f"{source}: its metadata {STAGED} is damaged. Stage the checkpoint again")
+    return dict(staged)
 
 
 def _config_beside(

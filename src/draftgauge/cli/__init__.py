@@ -16,6 +16,7 @@ from pathlib import Path
 
 import click
 
+from draftgauge.cli.fleet import fleet, run, stage, watch
 from draftgauge.cli.making import record, train
 from draftgauge.cli.measuring import check, diagnose, eval_, inspect
 from draftgauge.cli.options import EXIT_CODES
@@ -42,7 +43,8 @@ def cli() -> None:
     """
 
 
-for _command in (inspect, record, eval_, check, diagnose, train, recordings, runs, show, compare):
+_SINGLE = (inspect, record, eval_, check, diagnose, train, recordings, runs, show, compare)
+for _command in (*_SINGLE, fleet, stage, run, watch):
     cli.add_command(_command)
 
 

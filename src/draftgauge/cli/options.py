@@ -19,7 +19,8 @@ from draftgauge.errors import IncompleteError, WiringError
 EXIT_CODES = """\b
 Exit codes: 0 ok, 1 something given is wrong (the message says what), 2 wrong
 usage, 3 an error of ours (a log is written), 4 measured, but incomplete or a
-gate failed, 130 interrupted."""
+gate failed, 5 a machine or connection stopped it: the same command goes on,
+130 interrupted."""
 
 FOLDER = click.Path(file_okay=False, path_type=Path)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the data as JSON instead of text.")

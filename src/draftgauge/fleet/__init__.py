@@ -1,0 +1,1 @@
+"""Work across machines: hosts, routes, staging, remote runs, watching; over the user's own ssh."""

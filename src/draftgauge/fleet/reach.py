@@ -1,0 +1,233 @@
+"""How a place is reached: the beginning of a command, the user's own ssh, and one request with its reply.
+
+The system's ssh is the only client that honours all of a user's configuration. Commands are lists of words; the
+one place where words become text is ssh, whose far side is a shell, and there `shlex.join` quotes them. Knows
+nothing of checkpoints or of routes.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import shlex
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from draftgauge.errors import ConnectionLostError, FleetError, UnfinishedError
+from draftgauge.fleet import far, shell
+from draftgauge.fleet.places import WORKSTATION, Fleet, Place
+
+FAR = Path(far.__file__).read_bytes()
+#: Reads the text of `far` from standard input and runs it; `-I` keeps the folder it starts in out of its imports.
+BOOT = (
+    "import sys;i=sys.stdin.buffer;"
+    "exec(compile(i.read(int(i.readline())),'draftgauge-far','exec'),{'__name__':'__main__'})"
+)
+CALL_TIMEOUT_S = 60.0
+_SSH = (
+    *("ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"),
+    *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"),
+)
+#: What ssh says when another try would end the same way.
+_FOR_GOOD = ("Permission denied", "Host key verification failed", "Could not resolve hostname", "Bad owner")
+#: Refusals of the far side that wait for somebody: more space, or a trainer that finishes its file.
+_PASSING = ("changed", "system")
+
+
+@dataclass(frozen=True)
+class Command:
+    """Words to start, and the first bytes of its standard input."""
+
+    argv: tuple[str, ...]
+    stdin: bytes
+
+    def as_request(self) -> dict[str, Any]:
+        """The form in which `far` takes it."""
+        return {"argv": list(self.argv), "stdin": base64.b64encode(self.stdin).decode()}
+
+
+@dataclass(frozen=True)
+class End:
+    """How one end of a stream ended: exit code, output, and what it said on standard error."""
+
+    code: int
+    out: str
+    err: str
+
+
+@dataclass
+class Reach:
+    """The ways to the places of a fleet, with ssh connections that are shared while it is open."""
+
+    fleet: Fleet
+    sockets: str
+    without_python: dict[str, bool] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def call(self, place: Place, verb: str, *, timeout_s: float = CALL_TIMEOUT_S, **request: Any) -> Any:
+        """One request to a place, and its reply.
+
+        Raises:
+            FleetError: The place refuses for good.
+            UnfinishedError: It cannot be reached now, or waits for space or for a file to be finished.
+        """
+        command = self.command(place, verb, request, shared=True)
+        code, out, err = self.start(place, command.argv, timeout_s, stdin=command.stdin)
+        if self.has_python(place):
+            return reply_of(place, End(code, "", err))
+        if code:
+            refuse(place, End(code, "", err))
+        return shell.reply(verb, request, out)
+
+    def read(self, place: Place, pieces: Sequence[Mapping[str, Any]], identities: Mapping[str, Any]) -> bytes:
+        """The bytes of small pieces of files at a place that has Python.
+
+        Raises:
+            FleetError: The place refuses for good.
+            UnfinishedError: It cannot be reached now, or a file is not the one that was looked at.
+        """
+        request = {"pieces": list(pieces), "identities": dict(identities)}
+        command = self.command(place, "send", request, shared=True)
+        code, out, err = self.start(place, command.argv, CALL_TIMEOUT_S, stdin=command.stdin)
+        reply_of(place, End(code, "", err))
+        return out
+
+    def command(
+        self, place: Place, verb: str, request: Mapping[str, Any], *, shared: bool = False, via: str = WORKSTATION
+    ) -> Command:
+        """The command of a request, for the host `via`; `shared` connections are for small things only."""
+        prefix = place.python if place.python.startswith("/") else "python3"
+        if self.has_python(place):
+            body = json.dumps({"verb": verb, **request}).encode()
+            stdin = b"%d\n%s%d\n%s" % (len(FAR), FAR, len(body), body)
+            words: tuple[str, ...] = (prefix, "-I", "-S", "-c", BOOT)
+            if place.name == WORKSTATION:
+                words = (sys.executable, *words[1:])
+        else:
+            words, stdin = shell.argv(verb, request), b""
+        return Command(self.words(place, words, shared=shared, via=via), stdin)
+
+    def words(
+        self, place: Place, inner: tuple[str, ...], *, shared: bool = False, via: str = WORKSTATION
+    ) -> tuple[str, ...]:
+        """The words that the host `via` starts to run `inner` at a place."""
+        inner = (*place.enter, *inner)
+        if via == place.host:
+            return inner
+        host = self.fleet.host_of(place)
+        address = host.ssh if via == WORKSTATION else self.fleet.places[via].reaches.get(host.name, host.ssh)
+        if address is None:
+            raise FleetError(
+                f"{via} has no address for {host.name}; give one: hosts.{via}.reaches = {{ {host.name} = ... }}"
+            )
+        options = self._sharing(shared) if via == WORKSTATION else ()
+        return (*_SSH, *options, "--", address, shlex.join(inner))
+
+    def has_python(self, place: Place) -> bool:
+        """Whether `python3` runs at a place; asked once."""
+        if place.name == WORKSTATION:
+            return True
+        with self.lock:
+            if place.name not in self.without_python:
+                words = ("sh", "-c", 'command -v "$1" >/dev/null || echo none', "sh", place.python)
+                code, out, err = self.start(place, self.words(place, words, shared=True), CALL_TIMEOUT_S)
+                if code:
+                    refuse(place, End(code, "", err))
+                self.without_python[place.name] = out.strip() == b"none"
+            return not self.without_python[place.name]
+
+    def start(
+        self, place: Place, argv: tuple[str, ...], timeout_s: float, *, stdin: bytes = b""
+    ) -> tuple[int, bytes, str]:
+        """Exit code, output and what was said on standard error of words for this machine.
+
+        Raises:
+            FleetError: This machine lacks the program.
+            ConnectionLostError: It took too long.
+        """
+        try:
+            done = subprocess.run(argv, input=stdin, capture_output=True, timeout=timeout_s, check=False)
+        except subprocess.TimeoutExpired as exc:
+            raise ConnectionLostError(f"{place.name} did not answer within {timeout_s:.0f} s; try again") from exc
+        except FileNotFoundError as exc:
+            raise FleetError(f"{argv[0]} is not installed on this machine; install it") from exc
+        return done.returncode, done.stdout, done.stderr.decode("utf-8", "replace")
+
+    def _sharing(self, shared: bool) -> tuple[str, ...]:
+        if not shared:
+            return ("-o", "ControlPath=none")
+        path = f"ControlPath={self.sockets}/%C"
+        return ("-o", "ControlMaster=auto", "-o", path, "-o", "ControlPersist=60")
+
+
+@contextlib.contextmanager
+def reaching(fleet: Fleet) -> Iterator[Reach]:
+    """The ways to the places of a fleet; connections that were shared close with the block."""
+    with tempfile.TemporaryDirectory(prefix="dg-", ignore_cleanup_errors=True) as sockets:
+        Path(sockets).chmod(0o700)
+        try:
+            yield Reach(fleet, sockets)
+        finally:
+            for socket in Path(sockets).iterdir():
+                subprocess.run(
+                    ["ssh", "-o", f"ControlPath={socket}", "-O", "exit", "--", "any"],
+                    capture_output=True,
+                    check=False,
+                    timeout=10,
+                )
+
+
+def reply_of(place: Place, end: End) -> Any:
+    """The reply in what a far side said on standard error.
+
+    Raises:
+        FleetError: It refused for good.
+        UnfinishedError: It was cut off, or refused for now.
+    """
+    for line in end.err.encode("utf-8", "replace").split(b"\n"):
+        if line.startswith(far.MARK + b"reply ") and not end.code:
+            return json.loads(line[len(far.MARK) + 6 :])
+    refuse(place, end)
+
+
+def refuse(place: Place, end: End) -> NoReturn:
+    """Raises what a failed end means, with the place and its own last lines.
+
+    Raises:
+        FleetError: Another try would end the same way.
+        UnfinishedError: It may go well later.
+    """
+    for line in end.err.split("\n"):
+        if line.startswith(far.MARK.decode() + "error "):
+            error = json.loads(line[len(far.MARK) + 6 :])
+            kind, text = error["kind"], f"{place.name}: {error['text']}"
+            if kind == "short":
+                raise ConnectionLostError(f"{text}. Run the same command again")
+            if kind == "space":
+                raise UnfinishedError(f"{text}. Make room there and run the same command again")
+            if kind in _PASSING:
+                raise UnfinishedError(f"{text}. Run the same command again, or use another source")
+            raise FleetError(text)
+    said = last_lines(end.err)
+    text = f"{place.name}: ended with exit code {end.code}" + (f":\n{said}" if said else "")
+    if "No space left on device" in said:
+        raise UnfinishedError(f"{text}\nMake room there and run the same command again")
+    if end.code == 255 and not any(words in said for words in _FOR_GOOD):
+        raise ConnectionLostError(f"{text}\nThe connection failed; run the same command again")
+    if end.code < 0:
+        raise ConnectionLostError(f"{text}\nIt was killed; run the same command again")
+    raise FleetError(text)
+
+
+def last_lines(err: str, count: int = 5) -> str:
+    """The last lines that a machine said itself."""
+    lines = [line for line in err.splitlines() if line.strip() and not line.startswith(far.MARK.decode())]
+    return "\n".join(f"  {line}" for line in lines[-count:])
+
