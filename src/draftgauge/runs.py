@@ -34,6 +34,8 @@ from draftgauge.store import PARTIAL, keep, publish_directory, sha256_file, sha2
 FORMAT_VERSION = 1
 KIND = "draftgauge run"
 MANIFEST, SUMMARY, BLOCKS, CHECKPOINT = "run.json", "summary.json", "blocks.parquet", "checkpoint"
+#: In a run that was copied without the checkpoint that it keeps: the place where that lies.
+ELSEWHERE = "checkpoint.elsewhere"
 
 _PACKAGES = ("draftgauge", "torch", "numpy", "numba", "transformers", "pyarrow")
 #: Without these nothing can be said of a run.
@@ -260,7 +262,7 @@ def changed_files(run: Run) -> list[str]:
     A kept file is a hard link: who edits the original in place edits it too. Equal stamps prove that nobody did;
     others, or none as in older runs, only that its content has to be looked at again.
     """
-    if run.manifest.get("checkpoint_kept") in (None, "reference"):
+    if run.manifest.get("checkpoint_kept") in (None, "reference") or (run.path / ELSEWHERE).exists():
         return []
     said = run.manifest.get("checkpoint_files")
     if said is None:

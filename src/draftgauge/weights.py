@@ -228,8 +228,8 @@ def _staged(source: Path) -> dict[str, Any]:
     text = read_safetensors(source)[1].get(STAGED)
     if text is None:
         return {}
-    shape = {"config": dict | None, "config_source": str, "step": int | None, "step_source": str}
-    shape |= {"state_dict": str, "extras": dict, "opaque_classes": list}
+    shape: dict[str, Any] = {"config": dict | None, "config_source": str, "step": int | None}
+    shape |= {"step_source": str, "state_dict": str, "extras": dict, "opaque_classes": list}
     try:
         staged = json.loads(text)
         sound = all(isinstance(staged[key], kind) for key, kind in shape.items())

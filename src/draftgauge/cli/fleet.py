@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from draftgauge.cli.options import EXIT_CODES, gate_option, json_option, print_json
+from draftgauge.cli.options import EXIT_CODES, FOLDER, gate_option, json_option, print_json
 from draftgauge.errors import IncompleteError, UnfinishedError
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
@@ -57,7 +57,7 @@ def fleet_check(file: Path, as_json: bool) -> None:
 @click.option("--fleet", "file", type=_FILE, help="The fleet file that names the places.")
 @click.option("--whole", is_flag=True, help="Move files as they are, the optimizer with them.")
 @click.option("--state-dict", help="Which weights in a .pt that holds several, by dotted path.")
-@click.option("--store", type=click.Path(file_okay=False, path_type=Path), help="Store in this local folder on the way.")
+@click.option("--store", type=FOLDER, help="Store in this local folder on the way.")
 @click.option("--dry-run", is_flag=True, help="Show the plan and move nothing.")
 @json_option
 def stage(
@@ -104,7 +104,9 @@ def stage(
     if as_json:
         print_json(value)
     elif staged.moved_bytes or not staging.there:
-        click.echo(f"{staged.spot}\nsha256 {staged.sha256}, {staged.moved_bytes} of {staged.nbytes} bytes moved")
+        click.echo(
+            f"{staged.spot}\nsha256 {staged.sha256}, {staged.moved_bytes} of {staged.nbytes} bytes moved"
+        )
     else:
         click.echo(f"{staged.spot} is there already\nsha256 {staged.sha256}")
 
@@ -202,7 +204,9 @@ def _keep(plan: Any, outcome: dict[str, Any]) -> str:
 def _staged(reach: Any, staging: Any) -> Any:
     from draftgauge.fleet.stage import stage as move
 
-    with _meter(f"{staging.cargo.source.place.name} to {staging.target.place.name}", staging.cargo.nbytes) as moved:
+    with _meter(
+        f"{staging.cargo.source.place.name} to {staging.target.place.name}", staging.cargo.nbytes
+    ) as moved:
         return move(reach, staging, moved=moved)
 
 

@@ -17,7 +17,7 @@ import posixpath
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,12 @@ from draftgauge.errors import CheckpointError, FleetError, UnfinishedError
 from draftgauge.fleet.places import Spot
 from draftgauge.fleet.reach import Reach
 from draftgauge.plainpickle import Opaque
+from draftgauge.runs import CHECKPOINT, ELSEWHERE
 from draftgauge.store import sha256_json
 from draftgauge.tensorfile import StoredTensor, read_safetensors
 from draftgauge.torchfile import Record, TorchFile, read_torch_file
 from draftgauge.weights import STAGED, TORCH_SUFFIXES, Weights, read_weights
 
-_FOLDERS_OF_OURS = ("recording.json", "run.json")
 _SMALL_BYTES = 4096
 _TEXT_BYTES = 64 << 20
 _TAIL_BYTES = 1 << 20
@@ -67,7 +67,13 @@ class Cargo:
     def fingerprint(self) -> str:
         """Sixteen hexadecimal digits, the same while the source is the same and the same is taken of it."""
         return sha256_json(
-            [self.source.place.name, self.source.path, dict(self.identities), list(self.outputs), list(self.pieces)]
+            [
+                self.source.place.name,
+                self.source.path,
+                dict(self.identities),
+                list(self.outputs),
+                list(self.pieces),
+            ]
         )[:16]
 
 
@@ -94,14 +100,16 @@ def describe(reach: Reach, source: Spot, *, whole: bool = False, state_dict: str
         if source.name.endswith(".safetensors"):
             _skeleton_checked(reach, source, identity)
         return _whole_file(source, identity, "the whole file")
-    files = {inner: identity for inner, identity in seen["files"]}
+    files = dict(seen["files"])
     if not files:
         raise FleetError(f"{source} is an empty folder; there is nothing to move")
     if not python:
         raise FleetError(f"{source} is a folder, and a folder needs python3 at its place; give a file of it")
     top = [inner for inner in files if "/" not in inner]
+    if "run.json" in files and not whole:
+        return _run_folder(source, files)
     weights = [name for name in top if name.endswith((*TORCH_SUFFIXES, ".safetensors"))]
-    if whole or not weights or any(name in files for name in _FOLDERS_OF_OURS):
+    if whole or not weights or "recording.json" in files:
         return _folder(source, files, f"the folder, {len(files)} files")
     return _drafter_folder(reach, source, {name: files[name] for name in top}, state_dict=state_dict)
 
@@ -125,6 +133,17 @@ def _folder(source: Spot, files: Mapping[str, Identity], what: str, *, step: int
     return Cargo(source, source.name, what, tuple(pieces), tuple(outputs), identities, step)
 
 
+def _run_folder(source: Spot, files: Mapping[str, Identity]) -> Cargo:
+    """A run without the checkpoint that it keeps, but with a note that says where that lies."""
+    mine = {inner: identity for inner, identity in files.items() if not inner.startswith(f"{CHECKPOINT}/")}
+    cargo = _folder(source, mine, f"the run, {len(mine)} files, without the checkpoint that it keeps")
+    if len(mine) == len(files) or ELSEWHERE in files:
+        return cargo
+    text = f"{source.place.name}:{source.path}/{CHECKPOINT}\n".encode()
+    note = {"text": base64.b64encode(text).decode()}
+    return replace(cargo, pieces=(*cargo.pieces, note), outputs=(*cargo.outputs, (ELSEWHERE, len(text))))
+
+
 # --- checkpoints -----------------------------------------------------------------------------------------
 
 
@@ -134,6 +153,10 @@ def _torch_file(
     with tempfile.TemporaryDirectory() as folder:
         local = Path(folder) / source.name
         _skeleton(reach, source, identity, local)
+        with local.open("rb") as file:
+            is_zip = file.read(2) == b"PK"
+        if whole and not is_zip:
+            return _whole_file(source, identity, "the whole file, which is no zip and has no checksums")
         with _spoken_of(source, local):
             torch_file = read_torch_file(local)
             if whole:
@@ -146,9 +169,7 @@ def _torch_file(
             pieces, size = _slim(weights, checkpoint, {local: torch_file}, {local: source.path}, source)
     what = f"{len(weights.tensors)} tensors of {weights.state_dict or 'the file'} and the plain values"
     name = f"{posixpath.splitext(source.name)[0]}.safetensors"
-    return Cargo(
-        source, name, what, pieces, (("", size),), {source.path: identity}, checkpoint.step
-    )
+    return Cargo(source, name, what, pieces, (("", size),), {source.path: identity}, checkpoint.step)
 
 
 def _drafter_folder(
@@ -174,7 +195,8 @@ def _drafter_folder(
             paths = {file: posixpath.join(source.path, file.name)}
             pieces, size = _slim(weights, checkpoint, torch_files, paths, source)
     rest = _folder(source, {name: kept[name] for name in kept if name != file.name}, "")
-    what = f"{len(weights.tensors)} tensors of {file.name}, the plain values, and {len(rest.outputs)} files beside"
+    what = f"{len(weights.tensors)} tensors of {file.name} and the plain values"
+    what += f", and {', '.join(inner for inner, _ in rest.outputs)}" if rest.outputs else ""
     return Cargo(
         source=source,
         name=source.name,
@@ -357,9 +379,7 @@ class _Tail(io.BytesIO):
         return super().tell() + self.start
 
 
-def _ranges(
-    reach: Reach, source: Spot, identity: Identity, ranges: Sequence[tuple[int, int]]
-) -> list[bytes]:
+def _ranges(reach: Reach, source: Spot, identity: Identity, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
     if not ranges:
         return []
     pieces = [{"path": source.path, "offset": start, "size": length} for start, length in ranges]

@@ -111,7 +111,8 @@ def measure(reach: Reach, plan: FleetPlan, cargo: Cargo, log: Log) -> dict[str, 
     wiring = _wiring_there(reach, plan)
     if plan.table.check:
         _check(reach, plan, (checkpoint, recording, wiring), name, log)
-    words = ("eval", checkpoint.path, "--recording", recording.path, *eval_words(plan.table.eval), *wiring)
+    words: tuple[str, ...] = ("eval", checkpoint.path, "--recording", recording.path)
+    words += (*eval_words(plan.table.eval), *wiring)
     words += ("--runs", _work(plan, place).below("runs").path, "--name", name)
     if isinstance(trainer.get("step"), int) and trainer["step"] > 0:
         words += ("--trainer-step", str(trainer["step"]))
@@ -175,7 +176,9 @@ def _checkpoint_there(reach: Reach, plan: FleetPlan, cargo: Cargo, label: str, l
 def _recording(reach: Reach, plan: FleetPlan, checkpoint: Spot, log: Log) -> Spot:
     """The recording to measure on: the given one, or where asked and possible one with the missing prompts."""
     given, asked = plan.recording, plan.table.complete
-    text = reach.call(given.place, "text", path=given.below("recording.json").path, limit=_MANIFEST_BYTES)["text"]
+    text = reach.call(given.place, "text", path=given.below("recording.json").path, limit=_MANIFEST_BYTES)[
+        "text"
+    ]
     if text is None:
         raise FleetError(f"{given} is no complete recording: it has no recording.json")
     if asked is None:
@@ -186,7 +189,8 @@ def _recording(reach: Reach, plan: FleetPlan, checkpoint: Spot, log: Log) -> Spo
         if held >= wanted:
             tell(f"all {held} prompts are there", skipped=True)
             return given
-        words = ("record", "--target", asked.target, "--prompts", asked.prompts, "--checkpoint", checkpoint.path)
+        words: tuple[str, ...] = ("record", "--target", asked.target, "--prompts", asked.prompts)
+        words += ("--checkpoint", checkpoint.path)
         words += ("--max-new-tokens", str(asked.max_new_tokens), "--template", asked.template)
         words += (*wiring_words(plan.table.eval), *_wiring_there(reach, plan))
         words += ("--recordings", posixpath.dirname(given.path))
@@ -221,7 +225,14 @@ def _check(
         if kept.exists():
             tell(_checked(json.loads(kept.read_text(encoding="utf-8"))), skipped=True)
             return
-        words = ("check", checkpoint.path, "--recording", recording.path, *wiring_words(plan.table.eval), *wiring)
+        words = (
+            "check",
+            checkpoint.path,
+            "--recording",
+            recording.path,
+            *wiring_words(plan.table.eval),
+            *wiring,
+        )
         answer = draftgauge_at(reach, recording.place, words, said=log.said)
         write_json(kept, answer.value)
         tell(_checked(answer.value))
@@ -254,9 +265,7 @@ def _run(reach: Reach, plan: FleetPlan, words: tuple[str, ...], name: str, log: 
 # --- the outcome -----------------------------------------------------------------------------------------
 
 
-def _outcome(
-    plan: FleetPlan, run: Run, cargo: Cargo, trainer: Mapping[str, Any], log: Log
-) -> dict[str, Any]:
+def _outcome(plan: FleetPlan, run: Run, cargo: Cargo, trainer: Mapping[str, Any], log: Log) -> dict[str, Any]:
     """What is kept and shown of one measurement; where a part is not possible, the reason stands in its place."""
     chain = run.summary["policies"]["chain"]
     outcome: dict[str, Any] = {
@@ -311,10 +320,15 @@ def keep_outcome(plan: FleetPlan, outcome: Mapping[str, Any], report: str) -> Pa
     folder = plan.results / "reports"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in ((f"{outcome['name']}.txt", report), (f"{outcome['name']}.json", json.dumps(outcome))):
+        for name, text in (
+            (f"{outcome['name']}.txt", report),
+            (f"{outcome['name']}.json", json.dumps(outcome)),
+        ):
             partial = folder / f".partial-{name}"
             partial.write_text(text + "\n", encoding="utf-8")
             partial.replace(folder / name)
     except OSError as exc:
-        raise DraftgaugeError(f"{folder} cannot be written: {exc.strerror}; make room or choose `results`") from exc
+        raise DraftgaugeError(
+            f"{folder} cannot be written: {exc.strerror}; make room or choose `results`"
+        ) from exc
     return folder / f"{outcome['name']}.txt"

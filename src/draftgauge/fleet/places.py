@@ -286,7 +286,7 @@ def _container(where: str, name: str, raw: dict[str, Any], hosts: Mapping[str, P
     return _place(where, name, host.name, table, ssh=host.ssh, enter=enter, reaches={})
 
 
-def _place(  # noqa: PLR0913 - one for each field that a host and a container make differently
+def _place(
     where: str,
     name: str,
     host: str,

@@ -1,4 +1,4 @@
-"""The plan file: which checkpoint to measure on which recording, how, against what, and where results go.
+r"""The plan file: which checkpoint to measure on which recording, how, against what, and where results go.
 
 Reads and checks; touches no machine. Paths without a place are local and relative to the plan file.
 
@@ -18,7 +18,7 @@ Example of a plan file:
 
     [trainer]
     log = "ct200:/root/train/train.log"
-    pattern = 'step (?P<step>\\d+).* (?P<ktok_per_s>[\\d.]+) Ktok/s'
+    pattern = 'step (?P<step>\d+).* (?P<ktok_per_s>[\d.]+) Ktok/s'
 
     [watch]
     folder = "ct200:/root/train/out"
@@ -175,8 +175,9 @@ def read_plan(path: Path) -> FleetPlan:
             raise FleetError(f"{path}: baseline.{key} names {folder / name}, which does not exist")
     results = folder / table.results if table.results else path.with_suffix("")
     plan = FleetPlan(path, fleet, table, results.absolute(), wiring)
-    for text in filter(None, (table.recording, table.checkpoint, table.watch and table.watch.folder)):
-        plan.spot(text)
+    watched = None if table.watch is None else table.watch.folder
+    for text in filter(None, (table.recording, table.checkpoint, watched)):
+        plan.spot(text)  # an unknown place is said now, not after the staging
     return plan
 
 

@@ -21,18 +21,28 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from draftgauge.errors import ConnectionLostError, FleetError, UnfinishedError
-from draftgauge.fleet import far, shell
+from draftgauge.fleet import far, pump, shell
 from draftgauge.fleet.places import WORKSTATION, Fleet, Place
 
-FAR = Path(far.__file__).read_bytes()
-#: Reads the text of `far` from standard input and runs it; `-I` keeps the folder it starts in out of its imports.
+#: The modules that are sent, in the order in which they import each other.
+_SENT = (pump, far)
+FAR = json.dumps(
+    [[module.__name__, Path(str(module.__file__)).read_text("utf-8")] for module in _SENT]
+).encode()
+#: Reads the text of modules from standard input and runs the last one's `main`. `-I` keeps the folder that it
+#: starts in out of its imports, `-S` starts faster.
 BOOT = (
-    "import sys;i=sys.stdin.buffer;"
-    "exec(compile(i.read(int(i.readline())),'draftgauge-far','exec'),{'__name__':'__main__'})"
+    "import sys,json,types\n"
+    "i=sys.stdin.buffer\n"
+    "for n,t in [['draftgauge',''],['draftgauge.fleet','']]+json.loads(i.read(int(i.readline())).decode()):\n"
+    " m=sys.modules[n]=types.ModuleType(n)\n"
+    " m.__path__=[]\n"
+    " exec(compile(t,n,'exec'),m.__dict__)\n"
+    "m.main()"
 )
 CALL_TIMEOUT_S = 60.0
 _SSH = (
-    *("ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"),
+    *("ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout={connect_s}"),
     *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"),
 )
 #: What ssh says when another try would end the same way.
@@ -69,6 +79,7 @@ class Reach:
     fleet: Fleet
     sockets: str
     without_python: dict[str, bool] = field(default_factory=dict)
+    ways: dict[tuple[str, str], str] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def call(self, place: Place, verb: str, *, timeout_s: float = CALL_TIMEOUT_S, **request: Any) -> Any:
@@ -100,7 +111,13 @@ class Reach:
         return out
 
     def command(
-        self, place: Place, verb: str, request: Mapping[str, Any], *, shared: bool = False, via: str = WORKSTATION
+        self,
+        place: Place,
+        verb: str,
+        request: Mapping[str, Any],
+        *,
+        shared: bool = False,
+        via: str = WORKSTATION,
     ) -> Command:
         """The command of a request, for the host `via`; `shared` connections are for small things only."""
         prefix = place.python if place.python.startswith("/") else "python3"
@@ -115,7 +132,13 @@ class Reach:
         return Command(self.words(place, words, shared=shared, via=via), stdin)
 
     def words(
-        self, place: Place, inner: tuple[str, ...], *, shared: bool = False, via: str = WORKSTATION
+        self,
+        place: Place,
+        inner: tuple[str, ...],
+        *,
+        shared: bool = False,
+        via: str = WORKSTATION,
+        connect_s: int = 10,
     ) -> tuple[str, ...]:
         """The words that the host `via` starts to run `inner` at a place."""
         inner = (*place.enter, *inner)
@@ -128,7 +151,8 @@ class Reach:
                 f"{via} has no address for {host.name}; give one: hosts.{via}.reaches = {{ {host.name} = ... }}"
             )
         options = self._sharing(shared) if via == WORKSTATION else ()
-        return (*_SSH, *options, "--", address, shlex.join(inner))
+        ssh = (word.format(connect_s=connect_s) for word in _SSH)
+        return (*ssh, *options, "--", address, shlex.join(inner))
 
     def has_python(self, place: Place) -> bool:
         """Whether `python3` runs at a place; asked once."""
@@ -155,7 +179,9 @@ class Reach:
         try:
             done = subprocess.run(argv, input=stdin, capture_output=True, timeout=timeout_s, check=False)
         except subprocess.TimeoutExpired as exc:
-            raise ConnectionLostError(f"{place.name} did not answer within {timeout_s:.0f} s; try again") from exc
+            raise ConnectionLostError(
+                f"{place.name} did not answer within {timeout_s:.0f} s; try again"
+            ) from exc
         except FileNotFoundError as exc:
             raise FleetError(f"{argv[0]} is not installed on this machine; install it") from exc
         return done.returncode, done.stdout, done.stderr.decode("utf-8", "replace")
@@ -192,9 +218,9 @@ def reply_of(place: Place, end: End) -> Any:
         UnfinishedError: It was cut off, or refused for now.
     """
     for line in end.err.encode("utf-8", "replace").split(b"\n"):
-        if line.startswith(far.MARK + b"reply ") and not end.code:
-            return json.loads(line[len(far.MARK) + 6 :])
-    refuse(place, end)
+        if line.startswith(pump.MARK + b"reply ") and not end.code:
+            return json.loads(line[len(pump.MARK) + 6 :])
+    return refuse(place, end)
 
 
 def refuse(place: Place, end: End) -> NoReturn:
@@ -205,8 +231,8 @@ def refuse(place: Place, end: End) -> NoReturn:
         UnfinishedError: It may go well later.
     """
     for line in end.err.split("\n"):
-        if line.startswith(far.MARK.decode() + "error "):
-            error = json.loads(line[len(far.MARK) + 6 :])
+        if line.startswith(pump.MARK.decode() + "error "):
+            error = json.loads(line[len(pump.MARK) + 6 :])
             kind, text = error["kind"], f"{place.name}: {error['text']}"
             if kind == "short":
                 raise ConnectionLostError(f"{text}. Run the same command again")
@@ -228,6 +254,5 @@ def refuse(place: Place, end: End) -> NoReturn:
 
 def last_lines(err: str, count: int = 5) -> str:
     """The last lines that a machine said itself."""
-    lines = [line for line in err.splitlines() if line.strip() and not line.startswith(far.MARK.decode())]
+    lines = [line for line in err.splitlines() if line.strip() and not line.startswith(pump.MARK.decode())]
     return "\n".join(f"  {line}" for line in lines[-count:])
-

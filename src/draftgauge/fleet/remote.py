@@ -98,7 +98,10 @@ def _streamed(reach: Reach, place: Place, argv: list[str], said: Callable[[str],
                 process.stdin.write(b".")  # type: ignore[union-attr]
                 process.stdin.flush()  # type: ignore[union-attr]
 
-    listener, beater = threading.Thread(target=listen, daemon=True), threading.Thread(target=beat, daemon=True)
+    listener, beater = (
+        threading.Thread(target=listen, daemon=True),
+        threading.Thread(target=beat, daemon=True),
+    )
     try:
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write(command.stdin)

@@ -14,6 +14,7 @@ from draftgauge.errors import FleetError, UnfinishedError
 from draftgauge.fleet.places import WORKSTATION, Place
 from draftgauge.fleet.reach import Reach
 
+CONNECT_S = 5
 PROBE_TIMEOUT_S = 20.0
 
 
@@ -81,23 +82,24 @@ def plan_route(reach: Reach, source: Place, target: Place) -> Route:
 
 
 def reaches(reach: Reach, host: Place, other: Place) -> str:
-    """Empty where `host` gets a shell on `other` by its own ssh; else what ssh says, in few words.
+    """Empty where `host` gets a shell on `other` by its own ssh; else what ssh says, in few words. Asked once.
 
     Raises:
         FleetError: The host itself refuses.
         UnfinishedError: The host itself cannot be reached.
     """
-    try:
-        words = reach.words(other, ("true",), via=host.name)
-    except FleetError as exc:
-        return str(exc)
-    # Long after ssh's own limit for connecting: a host that hangs must not stop the others.
-    inner = ("env", "LC_ALL=C", *words)
-    code, _, err = reach.start(host, reach.words(host, inner, shared=True), PROBE_TIMEOUT_S)
-    if not code:
-        return ""
-    lines = [line.strip() for line in err.splitlines() if line.strip()]
-    return _short(lines[-1]) if lines else f"exit code {code}"
+    pair = host.name, other.name
+    if pair not in reach.ways:
+        try:
+            words = reach.words(other, ("true",), via=host.name, connect_s=CONNECT_S)
+        except FleetError as exc:
+            return str(exc)
+        inner = ("env", "LC_ALL=C", *words)
+        # Long after ssh's own limit for connecting: a host that hangs must not stop the others.
+        code, _, err = reach.start(host, reach.words(host, inner, shared=True), PROBE_TIMEOUT_S)
+        lines = [line.strip() for line in err.splitlines() if line.strip()] or [f"exit code {code}"]
+        reach.ways[pair] = _short(lines[-1]) if code else ""
+    return reach.ways[pair]
 
 
 def _short(line: str) -> str:
@@ -106,13 +108,13 @@ def _short(line: str) -> str:
 
 
 def _same(one: str, other: str) -> bool:
-    return one.split(" ")[0] == other.split(" ")[0]
+    return one.partition(" ")[0] == other.partition(" ")[0]
 
 
 def what_hosts_say(reach: Reach, hosts: list[Place]) -> dict[tuple[str, str], str]:
     """For every ordered pair of hosts, the workstation's included: empty, or why one cannot reach the other."""
     workstation = reach.fleet.places[WORKSTATION]
-    pairs = [(a, b) for a in hosts for b in hosts if a != b and b != workstation]
+    pairs = [(a, b) for a in hosts for b in hosts if b not in (a, workstation)]
 
     def ask(pair: tuple[Place, Place]) -> str:
         host, other = pair

@@ -12,19 +12,24 @@ from typing import Any
 
 from draftgauge.errors import FleetError
 
+_OURS = (
+    'case "${1##*/}" in .partial-*) ;; *) echo "$1 is not an unfinished file of ours" >&2; exit 1 ;; esac; '
+)
 PROGRAMS: dict[str, str] = {
-    "look": 'if [ -f "$1" ]; then echo file; stat -L -c "%s %i %y" "$1"; readlink -f "$1"; '
+    "look": 'if [ -f "$1" ]; then echo file; stat -L -c "%s %i %y" "$1"; '
     'elif [ -d "$1" ]; then echo folder; find "$1" -maxdepth "$2" -type f '
     '-exec stat -L -c "%s %i %y" {} \\; -print0; '
     'elif [ -e "$1" ] || [ -L "$1" ]; then echo other; else echo missing; fi',
     "space": 'd=$1; while [ ! -d "$d" ]; do d=$(dirname "$d"); done; [ -w "$d" ] && echo yes || echo no; '
     'df -Pk "$d" | tail -n 1; echo "$d"',
-    "send": 'command -v ionice >/dev/null && ionice -c3 -p $$; exec nice -n "$3" tail -c +"$2" "$1"',
+    "send": "command -v ionice >/dev/null && ionice -c3 -p $$; command -v renice >/dev/null && "
+    'renice -n "$3" -p $$ >/dev/null; exec tail -c +"$2" "$1"',
     "digest": 'sha256sum < "$1"',
     "holds": 'if [ -f "$1" ]; then stat -c %s "$1"; else echo 0; fi',
-    "receive": 'mkdir -p "$(dirname "$1")" && { dd bs=1 seek="$2" count=0 2>/dev/null; cat; } 1<>"$1" && sync',
-    "publish": 'ln "$1" "$2" && rm -f "$1" && sync',
-    "remove": 'rm -f "$1"',
+    "receive": _OURS
+    + 'mkdir -p "$(dirname "$1")" && { dd bs=1 seek="$2" count=0 2>/dev/null; cat; } 1<>"$1" && sync',
+    "publish": _OURS + 'ln "$1" "$2" && rm -f "$1" && sync',
+    "remove": _OURS + 'rm -f "$1"',
     "text": 'if [ -f "$1" ]; then echo yes; tail -c "$2" "$1"; else echo no; fi',
     "note": 'p=$(dirname "$1")/.partial-$$; mkdir -p "$(dirname "$1")" && printf %s "$2" > "$p" && mv "$p" "$1"',
     "about": "uname -n",
@@ -50,7 +55,7 @@ def argv(verb: str, request: Mapping[str, Any]) -> tuple[str, ...]:
         given["send"] = (piece["path"], int(request.get("skip", 0)) + 1, request.get("nice", 0))
     elif verb == "digest":
         given["digest"] = (_whole_file(request)["path"],)
-    elif verb == "receive" or verb == "holds":
+    elif verb in ("receive", "holds"):
         if [inner for inner, _ in request["outputs"]] != [""]:
             raise FleetError("a folder is written file by file, which needs python3 at the place; install it")
     elif verb not in PROGRAMS:
@@ -93,16 +98,14 @@ def _whole_file(request: Mapping[str, Any]) -> Mapping[str, Any]:
 def _look(path: str, out: bytes) -> dict[str, Any]:
     kind, _, rest = out.partition(b"\n")
     if kind == b"file":
-        line, _, resolved = rest.partition(b"\n")
-        name = resolved.decode("utf-8", "surrogateescape").removesuffix("\n")
-        return {"kind": "file", "identity": _identity(line), "resolved": name or path}
+        return {"kind": "file", "identity": _identity(rest.rstrip(b"\n"))}
     if kind == b"folder":
         files = []
         for entry in filter(None, rest.split(b"\0")):
-            line, _, name = entry.partition(b"\n")
+            stated, _, name = entry.partition(b"\n")
             inner = posixpath.relpath(name.decode("utf-8", "surrogateescape"), path)
             if not any(part.startswith(".partial-") for part in inner.split("/")):
-                files.append([inner, _identity(line)])
+                files.append([inner, _identity(stated)])
         return {"kind": "folder", "files": sorted(files), "skipped": []}
     return {"kind": kind.decode("ascii", "replace")}
 

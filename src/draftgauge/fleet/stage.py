@@ -18,7 +18,7 @@ from typing import Any
 import tenacity
 
 from draftgauge.errors import ConnectionLostError, FleetError, UnfinishedError
-from draftgauge.fleet import far
+from draftgauge.fleet import pump
 from draftgauge.fleet.cargo import Cargo
 from draftgauge.fleet.places import WORKSTATION, Spot
 from draftgauge.fleet.reach import End, Reach, refuse, reply_of
@@ -30,6 +30,7 @@ Moved = Callable[[int], None]
 #: A connection that is lost this often without a byte in between is given up; the part stays.
 TRIES_WITHOUT_PROGRESS = 5
 DIGEST_TIMEOUT_S = 3600.0
+SMALL_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -88,8 +89,7 @@ def plan_staging(reach: Reach, cargo: Cargo, target: Spot) -> Staging:
     part = posixpath.join(folder, f"{PARTIAL}{cargo.fingerprint}-{target.name}")
     route = plan_route(reach, cargo.source.place, target.place)
     there = _already_there(reach, cargo, target)
-    outputs = [list(output) for output in cargo.outputs]
-    held = cargo.nbytes if there else reach.call(target.place, "holds", part=part, outputs=outputs)["bytes"]
+    held = cargo.nbytes if there else _held(reach, cargo, target, part)
     room = reach.call(target.place, "space", path=folder)
     if not room["writable"]:
         raise FleetError(f"{room['folder']} at {target.place.name} may not be written; choose another folder")
@@ -119,6 +119,12 @@ def stage(reach: Reach, staging: Staging, *, moved: Moved) -> Staged:
     return Staged(target, sha256, cargo.nbytes, cargo.nbytes - staging.held_bytes)
 
 
+def _held(reach: Reach, cargo: Cargo, target: Spot, part: str) -> int:
+    """How many bytes of a cargo a part holds, from its beginning."""
+    outputs = [list(output) for output in cargo.outputs]
+    return int(reach.call(target.place, "holds", part=part, outputs=outputs)["bytes"])
+
+
 # --- what is there already -------------------------------------------------------------------------------
 
 
@@ -128,7 +134,12 @@ def _note_path(target: Spot) -> str:
 
 
 def _leave_note(reach: Reach, cargo: Cargo, target: Spot, sha256: str) -> None:
-    said = {"source": str(cargo.source), "fingerprint": cargo.fingerprint, "sha256": sha256, "bytes": cargo.nbytes}
+    said = {
+        "source": str(cargo.source),
+        "fingerprint": cargo.fingerprint,
+        "sha256": sha256,
+        "bytes": cargo.nbytes,
+    }
     reach.call(target.place, "note", path=_note_path(target), text=json.dumps(said))
 
 
@@ -177,7 +188,9 @@ def _digest_at(reach: Reach, target: Spot, files: dict[str, Any], cargo: Cargo) 
 
 
 def _source_digest(reach: Reach, cargo: Cargo) -> str:
-    return _digest(reach, cargo.source, list(cargo.pieces), dict(cargo.identities), nice=cargo.source.place.nice)
+    return _digest(
+        reach, cargo.source, list(cargo.pieces), dict(cargo.identities), nice=cargo.source.place.nice
+    )
 
 
 def _digest(reach: Reach, spot: Spot, pieces: list[Any], identities: dict[str, Any], *, nice: int) -> str:
@@ -220,8 +233,7 @@ def _moved_despite_losses(reach: Reach, staging: Staging, moved: Moved) -> tuple
     )
 
     def once() -> tuple[str, str]:
-        outputs = [list(output) for output in staging.cargo.outputs]
-        skip = reach.call(staging.target.place, "holds", part=staging.part, outputs=outputs)["bytes"]
+        skip = _held(reach, staging.cargo, staging.target, staging.part)
         seen.append(skip)
         return _move(reach, staging, skip, moved)
 
@@ -240,9 +252,10 @@ def _move(reach: Reach, staging: Staging, skip: int, moved: Moved) -> tuple[str,
         "nice": source.nice,
     }
     via = route.pump.name
-    reader = reach.command(source, "send", request, via=via)
+    small = cargo.nbytes - skip <= SMALL_BYTES  # bulk goes beside the shared connections, not through them
+    reader = reach.command(source, "send", request, via=via, shared=small)
     arriving = {"part": staging.part, "outputs": outputs, "skip": skip}
-    writer = reach.command(target.place, "receive", arriving, via=via)
+    writer = reach.command(target.place, "receive", arriving, via=via, shared=small)
     limit = min(filter(None, (source.bytes_per_s, target.place.bytes_per_s)), default=None)
     moved(skip)
 
@@ -250,10 +263,12 @@ def _move(reach: Reach, staging: Staging, skip: int, moved: Moved) -> tuple[str,
         moved(min(skip + total, cargo.nbytes))
 
     if via == WORKSTATION:
-        ends = far.pump(reader.as_request(), writer.as_request(), limit, told)
+        ends = pump.pump(reader.as_request(), writer.as_request(), limit, told)
     else:
         ends = _pumped_there(reach, route, (reader.as_request(), writer.as_request()), limit, told)
     left, came = (End(**end) for end in ends)
+    if (left.code or came.code) and not reach.has_python(source):
+        _require_unchanged(reach, cargo)  # the reader there would not have said it
     _require_both(staging, left, came)
     arrived = _said(reach, target, came) or _part_digest(reach, staging)
     sent = _said(reach, cargo.source, left)
@@ -265,9 +280,9 @@ def _move(reach: Reach, staging: Staging, skip: int, moved: Moved) -> tuple[str,
 
 def _require_both(staging: Staging, left: End, came: End) -> None:
     """Raises for the end that failed first: a writer whose reader stopped only says that too little came."""
-    if came.code and '"kind": "short"' not in came.err:
-        if not (left.code and "No space" not in came.err and far.MARK.decode() not in came.err):
-            refuse(staging.target.place, came)
+    starved = '"kind": "short"' in came.err or (left.code and pump.MARK.decode() not in came.err)
+    if came.code and (not starved or "No space" in came.err):
+        refuse(staging.target.place, came)
     if left.code:
         refuse(staging.cargo.source.place, left)
     if came.code:
@@ -283,9 +298,7 @@ def _said(reach: Reach, spot: Spot, end: End) -> str:
 
 def _part_digest(reach: Reach, staging: Staging) -> str:
     """The digest of a part at a place without Python, whose receiver does not count what it wrote."""
-    held = reach.call(
-        staging.target.place, "holds", part=staging.part, outputs=[list(o) for o in staging.cargo.outputs]
-    )["bytes"]
+    held = _held(reach, staging.cargo, staging.target, staging.part)
     if held != staging.cargo.nbytes:
         raise ConnectionLostError(f"{staging.target}: {held} of {staging.cargo.nbytes} bytes arrived")
     pieces = [{"path": staging.part, "offset": 0, "size": held}]
@@ -295,6 +308,8 @@ def _part_digest(reach: Reach, staging: Staging) -> str:
 def _require_unchanged(reach: Reach, cargo: Cargo) -> None:
     """Of a source without Python: it is still what was looked at."""
     seen = reach.call(cargo.source.place, "look", path=cargo.source.path)
+    if seen["kind"] == "missing":
+        raise FleetError(f"{cargo.source} is gone")
     if seen.get("identity") != cargo.identities[cargo.source.path]:
         raise UnfinishedError(f"{cargo.source} changed while it was read. Run the same command again")
 
@@ -317,7 +332,7 @@ def _pumped_there(
             process.stdin.close()
         kept: list[bytes] = []
         for line in process.stderr:
-            if line.startswith(far.MARK + b"moved "):
+            if line.startswith(pump.MARK + b"moved "):
                 told(int(line.rpartition(b" ")[2]))
             else:
                 kept = [*kept[-200:], line]

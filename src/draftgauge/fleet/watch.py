@@ -86,7 +86,8 @@ class Series:
     def knows(self, candidate: Candidate) -> bool:
         """Whether this very state of the checkpoint has a row."""
         return any(
-            row["source"] == str(candidate.spot) and row["identity"] == candidate.identity for row in self.rows
+            row["source"] == str(candidate.spot) and row["identity"] == candidate.identity
+            for row in self.rows
         )
 
 
@@ -227,7 +228,8 @@ def _candidates(reach: Reach, plan: FleetPlan, table: WatchTable) -> Iterator[Ca
 def _matches(name: str, pattern: str) -> bool:
     """Part by part, so that a `*` does not reach into folders."""
     return all(
-        fnmatch.fnmatchcase(part, like) for part, like in zip(name.split("/"), pattern.split("/"), strict=True)
+        fnmatch.fnmatchcase(part, like)
+        for part, like in zip(name.split("/"), pattern.split("/"), strict=True)
     )
 
 

@@ -20,10 +20,12 @@ def fleet_report(value: Mapping[str, Any]) -> str:
             rows.append((name, "-", "-", "-", "-"))
             continue
         work = place["space"]
-        free = "-" if work is None else bytes_of(work["free_bytes"]) + ("" if work["writable"] else ", read-only")
-        rows.append(
-            (name, place["host"], place["python"] or "none", place["draftgauge"] or "none", free)
+        free = (
+            "-"
+            if work is None
+            else bytes_of(work["free_bytes"]) + ("" if work["writable"] else ", read-only")
         )
+        rows.append((name, place["host"], place["python"] or "none", place["draftgauge"] or "none", free))
     parts = [table(("place", "calls itself", "python", "draftgauge", "free in work"), rows)]
     problems = [f"! {name}: {p['problem']}" for name, p in value["places"].items() if p["problem"]]
     ways = [
@@ -33,9 +35,7 @@ def fleet_report(value: Mapping[str, Any]) -> str:
         for way in value["ways"]
     ]
     routes = [f"{route['text']}" for route in value["routes"]]
-    for lines in (problems, ways, routes):
-        if lines:
-            parts.append("\n".join(wrap(line) for line in lines))
+    parts += ["\n".join(map(wrap, lines)) for lines in (problems, ways, routes) if lines]
     return "\n\n".join(parts)
 
 
