@@ -27,6 +27,7 @@ FLOORS = {
     3: "target features drafters stated",
     4: "record replay measure decode pairing trials search controls soundness health witness probing",
     5: "evaluate sources compare train inspection report check diagnose gates beside kept like",
+    6: "fleet",
     7: "cli",
     8: "draftgauge __main__",
 }
@@ -65,6 +66,8 @@ LIBRARIES = {
     "filelock": "store",
     "jinja2": "record",
     "click": "cli",
+    "msgspec": "fleet",
+    "tenacity": "fleet",
 }
 FLOOR_OF = {module: floor for floor, modules in FLOORS.items() for module in modules.split()}
 HEAVY = ("torch", "transformers", "numba", "scipy", "pyarrow", "numpy")
@@ -76,6 +79,7 @@ TORCHLESS = [m for m in FLOOR_OF if FLOOR_OF[m] < 3] + [
     "beside",
     "kept",
     "report",
+    "fleet",
     "cli",
 ]
 
@@ -87,6 +91,7 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
     "module lines": {},
     "body lines": {},
     "parameters": {
+        "cli.fleet.stage": "click hands over one parameter for each option",
         "cli.making.record": "click hands over one parameter for each option",
         "cli.measuring.eval_": "click hands over one parameter for each option",
         "tree._offer": "a kernel that is inlined: a tuple of arrays would be unpacked at every call",

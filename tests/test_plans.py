@@ -4,9 +4,18 @@ from pathlib import Path
 
 import pytest
 
+from draftgauge.cli.making import record
 from draftgauge.cli.measuring import check, eval_
 from draftgauge.errors import FleetError
-from draftgauge.fleet.plans import EvalTable, FleetPlan, eval_words, read_plan, trainer_state, wiring_words
+from draftgauge.fleet.plans import (
+    RECORD_OPTIONS,
+    EvalTable,
+    FleetPlan,
+    eval_words,
+    read_plan,
+    trainer_state,
+    wiring_words,
+)
 
 FLEET = '[hosts.eval1]\nssh = "eval1"\nwork = "/srv/dg"\n'
 GOOD = r"""
@@ -74,12 +83,13 @@ def test_every_option_of_eval_can_be_stated() -> None:
     assert set(EvalTable.__struct_fields__) == names
 
 
-def test_what_is_said_to_check_are_its_options(tmp_path: Path) -> None:
+def test_what_is_said_to_other_commands_are_their_options() -> None:
     table = EvalTable(
         state_dict="ema", taps=[1, 2], mask_token_id=3, block_size=4, dtype="bfloat16", budgets=[4]
     )
-    known = {option for parameter in check.params for option in parameter.opts}
-    assert {word for word in wiring_words(table) if word.startswith("--")} <= known
+    for command, words in ((check, wiring_words(table)), (record, wiring_words(table, RECORD_OPTIONS))):
+        known = {option for parameter in command.params for option in parameter.opts}
+        assert {word for word in words if word.startswith("--")} <= known
     assert "--budgets" not in wiring_words(table)
 
 

@@ -13,7 +13,8 @@
     │   └── FleetError               a fleet or plan file, or a machine that refuses for good
     ├── IncompleteError          4   measured, but a part is missing or a gate failed
     └── UnfinishedError          5   a machine or disk stopped it: the same command goes on
-        └── ConnectionLostError      a connection ended before its work did
+        ├── ConnectionLostError      a connection ended before its work did
+        └── BeingWrittenError        a file is still being written, or changed while it was read
 
 Exit code 0 is success, 2 wrong usage of the command line, 3 an error of ours, 130 an interruption.
 A message names the thing and its value, says what was expected, and ends with what helps.
@@ -80,3 +81,7 @@ class UnfinishedError(DraftgaugeError):
 
 class ConnectionLostError(UnfinishedError):
     """A connection ended before its work did; trying again is worth it at once."""
+
+
+class BeingWrittenError(UnfinishedError):
+    """A file is still being written, or changed while it was read; its writer has to finish first."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from draftgauge.checkpoint import Checkpoint, open_checkpoint
-from draftgauge.errors import CheckpointError, FleetError, UnfinishedError
+from draftgauge.errors import BeingWrittenError, CheckpointError, FleetError
 from draftgauge.fleet.places import Spot
 from draftgauge.fleet.reach import Reach
 from draftgauge.plainpickle import Opaque
@@ -82,7 +82,7 @@ def describe(reach: Reach, source: Spot, *, whole: bool = False, state_dict: str
 
     Raises:
         FleetError: Nothing is there, or nothing that can be moved.
-        UnfinishedError: It is still being written.
+        BeingWrittenError: It is still being written.
         CheckpointError: It is a checkpoint that no evaluation can read.
     """
     seen = reach.call(source.place, "look", path=source.path)
@@ -399,5 +399,5 @@ def _spoken_of(source: Spot, local: Path) -> Iterator[None]:
     except CheckpointError as error:
         text = str(error).replace(str(local), str(source))
         if "still being written" in text:
-            raise UnfinishedError(text) from error
+            raise BeingWrittenError(text) from error
         raise type(error)(text) from error

@@ -18,10 +18,10 @@ from typing import Any
 
 from draftgauge.beside import beside, read_stored
 from draftgauge.compare import compare_runs
-from draftgauge.errors import DraftgaugeError, FleetError, RunError, UnfinishedError
+from draftgauge.errors import DraftgaugeError, FleetError, RunError
 from draftgauge.fleet.cargo import Cargo, describe
 from draftgauge.fleet.places import WORKSTATION, Place, Spot
-from draftgauge.fleet.plans import FleetPlan, eval_words, trainer_state, wiring_words
+from draftgauge.fleet.plans import RECORD_OPTIONS, FleetPlan, eval_words, trainer_state, wiring_words
 from draftgauge.fleet.reach import Reach
 from draftgauge.fleet.remote import Answer, draftgauge_at
 from draftgauge.fleet.stage import landing, plan_staging, stage
@@ -183,26 +183,19 @@ def _recording(reach: Reach, plan: FleetPlan, checkpoint: Spot, log: Log) -> Spo
         raise FleetError(f"{given} is no complete recording: it has no recording.json")
     if asked is None:
         return given
+    words: tuple[str, ...] = ("record", "--target", asked.target, "--prompts", asked.prompts)
+    words += ("--checkpoint", checkpoint.path, "--template", asked.template)
+    words += ("--max-new-tokens", str(asked.max_new_tokens), "--recordings", posixpath.dirname(given.path))
+    words += (*wiring_words(plan.table.eval, RECORD_OPTIONS), *_wiring_there(reach, plan))
     with log.step("complete the recording", given.place) as tell:
-        manifest = json.loads(text)
-        held, wanted = len(manifest["items"]), manifest.get("produced", {}).get("prompts_asked", 0)
-        if held >= wanted:
-            tell(f"all {held} prompts are there", skipped=True)
-            return given
-        words: tuple[str, ...] = ("record", "--target", asked.target, "--prompts", asked.prompts)
-        words += ("--checkpoint", checkpoint.path)
-        words += ("--max-new-tokens", str(asked.max_new_tokens), "--template", asked.template)
-        words += (*wiring_words(plan.table.eval), *_wiring_there(reach, plan))
-        words += ("--recordings", posixpath.dirname(given.path))
         try:
             answer = draftgauge_at(reach, given.place, words, said=log.said)
-        except UnfinishedError:
-            raise
         except FleetError as exc:
-            tell(f"not possible, so {held} of {wanted} prompts are measured: {exc}")
+            held = len(json.loads(text).get("items", ()))
+            tell(f"not possible, so the {held} prompts of the given recording are measured: {exc}")
             return given
         found = Spot(given.place, str(answer.value["path"]))
-        tell(f"recorded {found}")
+        tell(f"{found} holds {len(answer.value['items'])} prompts")
         return found
 
 

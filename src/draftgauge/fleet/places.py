@@ -50,33 +50,33 @@ ENTER: dict[str, tuple[str, ...]] = {
 _UNITS = {"": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
+_Nice = Annotated[int, msgspec.Meta(ge=0, le=19)]
 
 
-class Allowed(msgspec.Struct, frozen=True, kw_only=True):
-    """What a place lets us do, as it stands in the file."""
+class HostTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A `[hosts.NAME]` table."""
 
     work: _Text | None = None
     python: _Text = "python3"
     bandwidth: str | None = None
     keep_free: str = "1 GB"
-    nice: Annotated[int, msgspec.Meta(ge=0, le=19)] = 0
-
-
-class HostTable(Allowed, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A `[hosts.NAME]` table."""
-
+    nice: _Nice = 0
     ssh: _Text | None = None
     reaches: dict[str, str] = {}
 
 
-class ContainerTable(Allowed, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A `[containers.NAME]` table."""
+class ContainerTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A `[containers.NAME]` table; training goes first there."""
 
+    work: _Text | None = None
+    python: _Text = "python3"
+    bandwidth: str | None = None
+    keep_free: str = "1 GB"
+    nice: _Nice = 10
     host: _Text
     kind: _Text | None = None
     id: _Text | None = None
     enter: list[_Text] | None = None
-    nice: Annotated[int, msgspec.Meta(ge=0, le=19)] = 10
 
 
 @dataclass(frozen=True)
@@ -290,7 +290,7 @@ def _place(
     where: str,
     name: str,
     host: str,
-    table: Allowed,
+    table: HostTable | ContainerTable,
     *,
     ssh: str | None,
     enter: tuple[str, ...],

@@ -43,11 +43,7 @@ _Count = Annotated[int, msgspec.Meta(ge=1)]
 _Layers = Annotated[list[Annotated[int, msgspec.Meta(ge=-1)]], msgspec.Meta(min_length=1)]
 
 
-class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A table of the plan file."""
-
-
-class EvalTable(_Table, frozen=True, kw_only=True):
+class EvalTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[eval]`: the options of `draftgauge eval`, with underscores; `wiring` is a local file."""
 
     wiring: _Text | None = None
@@ -64,7 +60,7 @@ class EvalTable(_Table, frozen=True, kw_only=True):
     dtype: Literal["float32", "bfloat16"] | None = None
 
 
-class BaselineTable(_Table, frozen=True, kw_only=True):
+class BaselineTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[baseline]`: a local run to compare with, stored numbers to show beside, gates to judge by."""
 
     run: _Text | None = None
@@ -72,7 +68,7 @@ class BaselineTable(_Table, frozen=True, kw_only=True):
     gates: list[_Text] = []
 
 
-class CompleteTable(_Table, frozen=True, kw_only=True):
+class CompleteTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[complete]`: records anew, where the recording is, what prompts the given recording lacks."""
 
     target: _Text
@@ -81,14 +77,14 @@ class CompleteTable(_Table, frozen=True, kw_only=True):
     template: _Text = "chat"
 
 
-class TrainerTable(_Table, frozen=True, kw_only=True):
+class TrainerTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[trainer]`: a log, and a pattern with the named group `step` and any others worth showing."""
 
     log: _Text
     pattern: _Text
 
 
-class WatchTable(_Table, frozen=True, kw_only=True):
+class WatchTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[watch]`: where new checkpoints appear, and which first."""
 
     folder: _Text
@@ -98,7 +94,7 @@ class WatchTable(_Table, frozen=True, kw_only=True):
     on_result: list[_Text] = []
 
 
-class PlanTable(_Table, frozen=True, kw_only=True):
+class PlanTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole file."""
 
     recording: _Text
@@ -196,9 +192,12 @@ def eval_words(table: EvalTable) -> tuple[str, ...]:
     return tuple(words)
 
 
-def wiring_words(table: EvalTable) -> tuple[str, ...]:
-    """Those of them that say what the drafter is; `draftgauge check` takes these alone."""
-    kept = {"state_dict", "taps", "mask_token_id", "block_size", "dtype"}
+CHECK_OPTIONS = ("state_dict", "taps", "mask_token_id", "block_size", "dtype")
+RECORD_OPTIONS = ("state_dict", "taps", "mask_token_id")
+
+
+def wiring_words(table: EvalTable, kept: tuple[str, ...] = CHECK_OPTIONS) -> tuple[str, ...]:
+    """Those of them that say what the drafter is, and that other commands take as well."""
     stated = {name: value for name, value in msgspec.to_builtins(table).items() if name in kept}
     return eval_words(msgspec.convert(stated, EvalTable))
 

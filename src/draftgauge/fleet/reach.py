@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from draftgauge.errors import ConnectionLostError, FleetError, UnfinishedError
+from draftgauge.errors import BeingWrittenError, ConnectionLostError, FleetError, UnfinishedError
 from draftgauge.fleet import far, pump, shell
 from draftgauge.fleet.places import WORKSTATION, Fleet, Place
 
@@ -47,8 +47,6 @@ _SSH = (
 )
 #: What ssh says when another try would end the same way.
 _FOR_GOOD = ("Permission denied", "Host key verification failed", "Could not resolve hostname", "Bad owner")
-#: Refusals of the far side that wait for somebody: more space, or a trainer that finishes its file.
-_PASSING = ("changed", "system")
 
 
 @dataclass(frozen=True)
@@ -238,8 +236,10 @@ def refuse(place: Place, end: End) -> NoReturn:
                 raise ConnectionLostError(f"{text}. Run the same command again")
             if kind == "space":
                 raise UnfinishedError(f"{text}. Make room there and run the same command again")
-            if kind in _PASSING:
-                raise UnfinishedError(f"{text}. Run the same command again, or use another source")
+            if kind == "changed":
+                raise BeingWrittenError(f"{text}. Run the same command again, or use another source")
+            if kind == "system":
+                raise UnfinishedError(f"{text}. Run the same command again")
             raise FleetError(text)
     said = last_lines(end.err)
     text = f"{place.name}: ended with exit code {end.code}" + (f":\n{said}" if said else "")

@@ -17,7 +17,7 @@ from typing import Any
 
 import tenacity
 
-from draftgauge.errors import ConnectionLostError, FleetError, UnfinishedError
+from draftgauge.errors import BeingWrittenError, ConnectionLostError, FleetError, UnfinishedError
 from draftgauge.fleet import pump
 from draftgauge.fleet.cargo import Cargo
 from draftgauge.fleet.places import WORKSTATION, Spot
@@ -74,8 +74,20 @@ class Staged:
 
 
 def landing(cargo: Cargo, target: Spot, *, inside: bool) -> Spot:
-    """Where a cargo comes to lie: at `target`, or under its own name `inside` that folder."""
-    return target.below(cargo.name) if inside else target
+    """Where a cargo comes to lie: at `target`, or under its own name `inside` that folder.
+
+    Raises:
+        FleetError: The name says that it is another kind of file than the one that moves.
+    """
+    if inside:
+        return target.below(cargo.name)
+    kinds = [posixpath.splitext(name)[1] for name in (cargo.source.name, cargo.name, target.name)]
+    if kinds[0] != kinds[1] and kinds[1] != kinds[2] and cargo.outputs[0][0] == "":
+        raise FleetError(
+            f"{target}: what moves of {cargo.source} is a safetensors file; give it a name that ends in "
+            ".safetensors, or --whole to move the file as it is"
+        )
+    return target
 
 
 def plan_staging(reach: Reach, cargo: Cargo, target: Spot) -> Staging:
@@ -311,7 +323,7 @@ def _require_unchanged(reach: Reach, cargo: Cargo) -> None:
     if seen["kind"] == "missing":
         raise FleetError(f"{cargo.source} is gone")
     if seen.get("identity") != cargo.identities[cargo.source.path]:
-        raise UnfinishedError(f"{cargo.source} changed while it was read. Run the same command again")
+        raise BeingWrittenError(f"{cargo.source} changed while it was read. Run the same command again")
 
 
 def _pumped_there(

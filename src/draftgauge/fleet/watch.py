@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from draftgauge.errors import CheckpointError, FleetError, UnfinishedError
+from draftgauge.errors import BeingWrittenError, CheckpointError, FleetError, UnfinishedError
 from draftgauge.fleet.cargo import describe
 from draftgauge.fleet.pipeline import Log, judged_gate, measure
 from draftgauge.fleet.places import Spot
@@ -35,11 +35,14 @@ HOOK_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True)
 class Candidate:
-    """A file or folder of the watched folder that may be a checkpoint, and the identity of all that is in it."""
+    """A file or folder of the watched folder that may be a checkpoint, and the identity of all that is in it.
+
+    `newest` is the time of its newest file, in whatever form its place says it.
+    """
 
     spot: Spot
     identity: str
-    newest_ns: float
+    newest: Any
 
 
 @dataclass
@@ -180,10 +183,8 @@ def _one_round(
         log = make_log()
         try:
             row, outcome = _measured(reach, plan, candidate, log, until)
-        except UnfinishedError as exc:
-            if _still_as(reach, plan, table, candidate):
-                raise
-            log.said(f"{candidate.spot} changed or went away meanwhile: {exc}")
+        except BeingWrittenError as exc:
+            log.said(f"not yet: {exc}")
             continue
         if row is None:
             continue
@@ -215,14 +216,10 @@ def _candidates(reach: Reach, plan: FleetPlan, table: WatchTable) -> Iterator[Ca
         if inner.count("/") >= parts - 1 and _matches(name, table.match):
             groups.setdefault(name, []).append((inner, identity))
     found = [
-        Candidate(
-            folder.below(name), sha256_json(files), max(float(_time(identity)) for _, identity in files)
-        )
+        Candidate(folder.below(name), sha256_json(files), max(identity[1] for _, identity in files))
         for name, files in groups.items()
     ]
-    return iter(
-        sorted(found, key=lambda c: (_natural(c.spot.path), c.newest_ns), reverse=table.order == "newest")
-    )
+    return iter(sorted(found, key=_age, reverse=table.order == "newest"))
 
 
 def _matches(name: str, pattern: str) -> bool:
@@ -233,21 +230,10 @@ def _matches(name: str, pattern: str) -> bool:
     )
 
 
-def _natural(path: str) -> list[tuple[int, str]]:
-    """Orders `step_900` before `step_1000`."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", path)]
-
-
-def _time(identity: Any) -> float:
-    """The time in an identity; places without Python say it as text, which orders as well as nothing."""
-    return identity[1] if isinstance(identity[1], int | float) else 0.0
-
-
-def _still_as(reach: Reach, plan: FleetPlan, table: WatchTable, candidate: Candidate) -> bool:
-    return any(
-        now.spot == candidate.spot and now.identity == candidate.identity
-        for now in _candidates(reach, plan, table)
-    )
+def _age(candidate: Candidate) -> tuple[Any, ...]:
+    """By the numbers in the path, `step_900` before `step_1000`; where there are none, by time."""
+    path = candidate.spot.path
+    return [int(number) for number in re.findall(r"\d+", path)], candidate.newest, path
 
 
 def _measured(
@@ -256,7 +242,8 @@ def _measured(
     """The row of a checkpoint, and its outcome; no row where it went away meanwhile.
 
     Raises:
-        UnfinishedError: It is still being written, or a machine does not answer.
+        BeingWrittenError: It is still being written.
+        UnfinishedError: A machine does not answer, or has no space.
         FleetError: A place refuses for good, whatever the checkpoint.
     """
     row: dict[str, Any] = {
