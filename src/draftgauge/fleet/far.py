@@ -21,13 +21,12 @@ import signal
 import stat
 import subprocess
 import sys
-import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from draftgauge.fleet.pump import BLOCK_BYTES, relay, run, say
+from draftgauge.fleet.pump import BLOCK_BYTES, relay, run, say, wide
 
 #: Seconds without a byte after which a stream is given up: its other end is gone without saying so. Long, since a
 #: reader that goes on in the middle first reads, and hashes, what it sent before.
@@ -114,6 +113,7 @@ def send(request: dict[str, Any]) -> dict[str, Any]:
     lower_priority(request.get("nice", 0))
     digest, skip, position = hashlib.sha256(), request.get("skip", 0), 0
     quiet, check = request.get("digest_only", False), Checks(request["identities"])
+    wide(1)
     with check, ThreadPoolExecutor(1) as side:
         for piece in request["pieces"]:
             for block in blocks_of(piece, check, bool(request.get("nice"))):
@@ -242,55 +242,54 @@ def output(part: str, inner: str) -> str:
 
 
 def receive(request: dict[str, Any]) -> dict[str, Any]:
-    """Writes standard input into the part from byte `skip` on; replies with the SHA-256 of what is on the disk.
+    """Writes standard input into the part from byte `skip` on; replies with the SHA-256 of the whole part.
 
-    The same bytes always go to the same places, so that a receiver that outlived its connection does no harm.
+    What the part held before is read from the disk. The same bytes always go to the same places, so that a receiver
+    that outlived its connection does no harm.
     """
-    part, skip = request["part"], request["skip"]
+    part, skip, start = request["part"], request["skip"], 0
     require_partial(part)
-    follower = Follower(part, request["outputs"])
-    follower.start()
-    try:
-        written = receive_into(part, request["outputs"], skip, follower)
-    finally:
-        follower.stop()
-        follower.join()
-    if follower.error is not None:
-        raise follower.error
-    total = sum(size for _, size in request["outputs"])
-    if written != total:
-        raise RefusalError("short", f"{written} of {total} bytes arrived")
-    return {"sha256": follower.digest.hexdigest(), "bytes": written}
-
-
-def receive_into(part: str, outputs: list[Any], skip: int, follower: Follower) -> int:
-    """Puts standard input where it belongs; returns how far it came."""
-    start = 0
-    data: Any = sys.stdin.buffer
-    for inner, size in outputs:
-        path, end = output(part, inner), start + size
-        if end > skip or not size:
+    digest = hashlib.sha256()
+    wide(0)
+    with ThreadPoolExecutor(1) as side:
+        for inner, size in request["outputs"]:
+            path, held = output(part, inner), max(0, min(skip - start, size))
             os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
             handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
             try:
-                position = max(skip, start)
-                while position < end:
-                    signal.alarm(SILENCE_S)
-                    block = data.read1(min(BLOCK_BYTES, end - position))
-                    if not block:
-                        return position
-                    pwrite_all(handle, block, position - start)
-                    position += len(block)
-                    follower.reached(position)
-                os.ftruncate(handle, size)
-                os.fsync(handle)
+                for block in ranged(handle, path, 0, held, False):
+                    digest.update(block)
+                arrived = receive_into(handle, held, size, lambda block: side.submit(digest.update, block))
+                if arrived == size:
+                    os.ftruncate(handle, size)
+                    os.fsync(handle)
             finally:
                 os.close(handle)
-        start = end
-        follower.reached(max(start, skip))
+            start += arrived
+            if arrived != size:
+                raise RefusalError(
+                    "short", f"{start} of {sum(n for _, n in request['outputs'])} bytes arrived"
+                )
+    data: Any = sys.stdin.buffer
     if data.read(1):
         raise RefusalError("short", "more bytes arrived than were announced")
-    return start
+    return {"sha256": digest.hexdigest(), "bytes": start}
+
+
+def receive_into(handle: int, position: int, size: int, hashing: Callable[[bytes], Any]) -> int:
+    """Puts standard input into one output, each block hashed while it is written; returns how far it came."""
+    data: Any = sys.stdin.buffer
+    while position < size:
+        signal.alarm(SILENCE_S)
+        block = data.read1(min(BLOCK_BYTES, size - position))
+        if not block:
+            break
+        hashed = hashing(block)
+        pwrite_all(handle, block, position)
+        position += len(block)
+        hashed.result()
+    signal.alarm(0)
+    return position
 
 
 def pwrite_all(handle: int, data: bytes, position: int) -> None:
@@ -299,64 +298,6 @@ def pwrite_all(handle: int, data: bytes, position: int) -> None:
     while view:
         done = os.pwrite(handle, view, position)
         view, position = view[done:], position + done
-
-
-class Follower(threading.Thread):
-    """Hashes what has been written, from the files, behind the writer."""
-
-    def __init__(self, part: str, outputs: list[Any]) -> None:
-        super().__init__(daemon=True)
-        self.part, self.outputs = part, outputs
-        self.digest = hashlib.sha256()
-        self.error: OSError | None = None
-        self.limit, self.stopped, self.changed = 0, False, threading.Condition()
-
-    def reached(self, position: int) -> None:
-        """Tells how far the writer is."""
-        with self.changed:
-            self.limit = position
-            self.changed.notify()
-
-    def stop(self) -> None:
-        """Tells that nothing more comes."""
-        with self.changed:
-            self.stopped = True
-            self.changed.notify()
-
-    def awaited(self, position: int) -> int:
-        """How far the writer is, once that is beyond `position` or nothing more comes."""
-        with self.changed:
-            self.changed.wait_for(lambda: self.limit > position or self.stopped)
-            return self.limit
-
-    def run(self) -> None:
-        """Hashes output after output."""
-        try:
-            start = 0
-            for inner, size in self.outputs:
-                self.follow(output(self.part, inner), start, size)
-                start += size
-        except OSError as error:
-            self.error = error
-
-    def follow(self, path: str, start: int, size: int) -> None:
-        """Hashes one output as far as it is written."""
-        position = 0
-        handle: int | None = None
-        try:
-            while position < size:
-                ready = min(size, self.awaited(start + position) - start) - position
-                if ready <= 0:
-                    return
-                handle = os.open(path, os.O_RDONLY) if handle is None else handle
-                block = os.pread(handle, min(ready, BLOCK_BYTES), position)
-                if not block:
-                    return
-                self.digest.update(block)
-                position += len(block)
-        finally:
-            if handle is not None:
-                os.close(handle)
 
 
 def publish(request: dict[str, Any]) -> dict[str, Any]:
@@ -430,6 +371,8 @@ def sync(path: str) -> None:
 
 # --- requests ----------------------------------------------------------------------------------------
 
+#: Verbs that neither read standard input nor write standard output: here they are answered without a process.
+QUIET = ("look", "space", "about", "holds", "publish", "note", "text", "remove")
 VERBS = {
     "look": look,
     "space": space,
@@ -457,19 +400,23 @@ KINDS = {
 }
 
 
-def main() -> None:
-    """Reads one request from standard input, does it, replies."""
-    data = sys.stdin.buffer
-    request = json.loads(data.read(int(data.readline())).decode("utf-8"))
+def answer(request: dict[str, Any]) -> tuple[str, Any]:
+    """Does what is asked; `reply` and the reply, or `error` and what is wrong."""
     try:
-        say("reply", VERBS[request["verb"]](request))
+        return "reply", VERBS[request["verb"]](request)
     except RefusalError as refusal:
-        say("error", {"kind": refusal.kind, "text": str(refusal)})
-        sys.exit(1)
+        return "error", {"kind": refusal.kind, "text": str(refusal)}
     except OSError as error:
         name = (
             error.filename if isinstance(error.filename, str) else request.get("part") or request.get("path")
         )
         text = f"{name}: {error.strerror}" if name else str(error)
-        say("error", {"kind": KINDS.get(error.errno or 0, "system"), "text": text})
-        sys.exit(1)
+        return "error", {"kind": KINDS.get(error.errno or 0, "system"), "text": text}
+
+
+def main() -> None:
+    """Reads one request from standard input, does it, replies."""
+    data = sys.stdin.buffer
+    kind, value = answer(json.loads(data.read(int(data.readline())).decode("utf-8")))
+    say(kind, value)
+    sys.exit(0 if kind == "reply" else 1)

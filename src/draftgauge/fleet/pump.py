@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import fcntl
 import json
 import os
 import select
@@ -89,6 +90,12 @@ def pipe(stream: IO[bytes] | None) -> Any:
     return stream
 
 
+def wide(handle: int) -> None:
+    """Makes a pipe as wide as a block, where the system lets us: fewer turns for the same bytes."""
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(handle, 1031, BLOCK_BYTES)  # F_SETPIPE_SZ, which older versions of Python do not name
+
+
 def feed(process: subprocess.Popen[bytes], data: bytes) -> None:
     """Gives a reader its request, and no more."""
     with contextlib.suppress(OSError):
@@ -100,16 +107,31 @@ def feed(process: subprocess.Popen[bytes], data: bytes) -> None:
 def carry(source: Any, target: Any, limit: int | None, moved: Callable[[int], None]) -> None:
     """Moves bytes until the source ends, no faster than `limit` bytes per second."""
     total, begun = 0, time.monotonic()
-    buffer = memoryview(bytearray(BLOCK_BYTES if limit is None else max(1, min(BLOCK_BYTES, limit // 10))))
+    wide(source.fileno())
+    wide(target.fileno())
+    at_once = BLOCK_BYTES if limit is None else max(1, min(BLOCK_BYTES, limit // 10))
     while True:
-        count = source.readinto(buffer)
+        count = spliced(source.fileno(), target.fileno(), at_once)
         if not count:
             return
-        write_all(target, buffer[:count])
         total += count
         moved(total)
         if limit is not None:
             time.sleep(max(0.0, begun + total / limit - time.monotonic()))
+
+
+def spliced(source: int, target: int, count: int) -> int:
+    """Moves up to `count` bytes from pipe to pipe, inside the kernel where Python can ask for that (3.10 can)."""
+    try:
+        return os.splice(source, target, count)
+    except (AttributeError, OSError) as error:
+        if isinstance(error, BrokenPipeError):
+            raise
+        data = os.read(source, count)
+        view = memoryview(data)
+        while view:
+            view = view[os.write(target, view) :]
+        return len(data)
 
 
 def write_all(stream: Any, data: Any) -> None:

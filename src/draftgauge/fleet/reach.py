@@ -87,6 +87,9 @@ class Reach:
             FleetError: The place refuses for good.
             UnfinishedError: It cannot be reached now, or waits for space or for a file to be finished.
         """
+        if place.name == WORKSTATION and verb in far.QUIET:
+            kind, value = far.answer({"verb": verb, **request})
+            return value if kind == "reply" else refuse_for(place, value)
         command = self.command(place, verb, request, shared=True)
         code, out, err = self.start(place, command.argv, timeout_s, stdin=command.stdin)
         if self.has_python(place):
@@ -230,17 +233,7 @@ def refuse(place: Place, end: End) -> NoReturn:
     """
     for line in end.err.split("\n"):
         if line.startswith(pump.MARK.decode() + "error "):
-            error = json.loads(line[len(pump.MARK) + 6 :])
-            kind, text = error["kind"], f"{place.name}: {error['text']}"
-            if kind == "short":
-                raise ConnectionLostError(f"{text}. Run the same command again")
-            if kind == "space":
-                raise UnfinishedError(f"{text}. Make room there and run the same command again")
-            if kind == "changed":
-                raise BeingWrittenError(f"{text}. Run the same command again, or use another source")
-            if kind == "system":
-                raise UnfinishedError(f"{text}. Run the same command again")
-            raise FleetError(text)
+            refuse_for(place, json.loads(line[len(pump.MARK) + 6 :]))
     said = last_lines(end.err)
     text = f"{place.name}: ended with exit code {end.code}" + (f":\n{said}" if said else "")
     if "No space left on device" in said:
@@ -249,6 +242,25 @@ def refuse(place: Place, end: End) -> NoReturn:
         raise ConnectionLostError(f"{text}\nThe connection failed; run the same command again")
     if end.code < 0:
         raise ConnectionLostError(f"{text}\nIt was killed; run the same command again")
+    raise FleetError(text)
+
+
+def refuse_for(place: Place, error: Mapping[str, str]) -> NoReturn:
+    """Raises what a refusal of the far side means.
+
+    Raises:
+        FleetError: Another try would end the same way.
+        UnfinishedError: It waits for space, for a writer or for a connection.
+    """
+    kind, text = error["kind"], f"{place.name}: {error['text']}"
+    if kind == "short":
+        raise ConnectionLostError(f"{text}. Run the same command again")
+    if kind == "space":
+        raise UnfinishedError(f"{text}. Make room there and run the same command again")
+    if kind == "changed":
+        raise BeingWrittenError(f"{text}. Run the same command again, or use another source")
+    if kind == "system":
+        raise UnfinishedError(f"{text}. Run the same command again")
     raise FleetError(text)
 
 
