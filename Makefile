@@ -9,11 +9,11 @@ TARGET := .cache/SmolLM2-135M-Instruct
 CODE := src tests demo bench docs
 
 .DEFAULT_GOAL := help
-.PHONY: help setup target demo test check bench faults walks docs clean
+.PHONY: help setup hosts target demo test check bench bench-stage faults walks fleet-walk docs clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY) ## install draftgauge and everything it needs into .venv
 
@@ -49,6 +49,15 @@ check: setup ## lint, format, types and the rules of the house; under a minute
 	$(RUN) -m mypy
 	$(RUN) -m pytest -q tests/test_house.py tests/test_docs.py
 
+# For the tests across machines: Debian's own packages, as root. Without them those tests say so and are skipped.
+hosts: ## install what three hosts out of namespaces need (Debian, root)
+	apt-get update -q
+	apt-get install -y -q --no-install-recommends openssh-server openssh-client iproute2 nftables lxc lxc-templates \
+	    busybox-static procps
+
+bench-stage: setup ## staging against a bare ssh cat, on three hosts out of namespaces (root)
+	$(RUN) bench/stage.py
+
 bench: setup target ## the four ratios: replay, trees, opening a checkpoint, starting
 	$(RUN) bench/run.py
 
@@ -57,6 +66,9 @@ faults: setup target ## plant every silent fault, see what catches it, write doc
 
 walks: setup target ## run the three walks and write docs/walks.md; minutes
 	$(RUN) docs/walks.py
+
+fleet-walk: setup target ## measure across three hosts and write docs/fleet-walk.md (root); minutes
+	$(RUN) docs/fleet_walk.py
 
 docs: setup ## regenerate docs/cli.md from the commands
 	$(RUN) docs/generate.py

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -12,6 +13,12 @@ from draftgauge.cli import cli
 
 ROOT = Path(__file__).parents[1]
 NAMES = sorted(cli.commands)
+#: Every command that does something: a group's own, not the group.
+LEAVES = {
+    f"{name} {inner}".rstrip(): command
+    for name, found in cli.commands.items()
+    for inner, command in (found.commands.items() if isinstance(found, click.Group) else [("", found)])
+}
 README = ROOT / "README.md"
 DOCUMENTS = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -45,9 +52,9 @@ def test_every_command_shows_how_it_is_called(name: str) -> None:
     assert "Exit codes:" in text
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sorted(LEAVES))
 def test_every_command_can_print_json(name: str) -> None:
-    assert any("--json" in option.opts for option in cli.commands[name].params)
+    assert any("--json" in option.opts for option in LEAVES[name].params)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -56,8 +63,10 @@ def test_commands_in_documents_exist(document: Path) -> None:
     for name, *words in spoken(blocks(text)):
         if name.startswith(("-", "[")):  # `draftgauge --help`, or the usage line of the group
             continue
-        assert name in NAMES, f"{document.name}: there is no `draftgauge {name}`"
-        known = {opt for param in cli.commands[name].params for opt in param.opts} | {"--help", "-h"}
+        if isinstance(cli.commands.get(name), click.Group):
+            name = f"{name} {words[0]}"  # noqa: PLW2901 - a group and its command are one name
+        assert name in LEAVES, f"{document.name}: there is no `draftgauge {name}`"
+        known = {opt for param in LEAVES[name].params for opt in param.opts} | {"--help", "-h"}
         used = {word.partition("=")[0] for word in words if word.startswith("--")}
         assert used <= known, f"{document.name}: `draftgauge {name}` has no {used - known}"
 
@@ -77,10 +86,10 @@ def test_the_readme_starts_with_the_two_commands() -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_make_targets_in_documents_exist(document: Path) -> None:
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    told = set(re.findall(r"`make ([a-z]+)", document.read_text(encoding="utf-8")))
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    told = set(re.findall(r"`make ([a-z-]+)", document.read_text(encoding="utf-8")))
     told |= set(
-        re.findall(r"^(?:\$ )?make ([a-z]+)", blocks(document.read_text(encoding="utf-8")), re.MULTILINE)
+        re.findall(r"^(?:\$ )?make ([a-z-]+)", blocks(document.read_text(encoding="utf-8")), re.MULTILINE)
     )
     assert told <= targets
 

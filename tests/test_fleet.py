@@ -60,6 +60,11 @@ def test_stage_may_store_on_the_way(made: Yard) -> None:
         "--store",
         "kept",
     )
+    plans = json.loads(draftgauge(made, *words, "--dry-run", "--json").stdout)
+    assert [Path(plan["target"].partition(":")[2] or plan["target"]).parent.name for plan in plans] == [
+        "kept",
+        "in",
+    ]
     draftgauge(made, *words)
     stored, there = (made.folder / at / "checkpoint.safetensors" for at in ("kept", "lab/in"))
     assert stored.read_bytes() == there.read_bytes()

@@ -276,9 +276,33 @@ def test_a_relay_may_store(desk: Desk, big: str) -> None:
 
 
 def test_a_place_that_does_not_answer_is_named(desk: Desk) -> None:
-    desk.write("/data/lost.toml", FLEET + '\n[hosts.lost]\nssh = "10.255.255.1"\n')
+    nobody = f"{desk.hosts.environment['HOSTS_NET']}.1.77"
+    desk.write("/data/lost.toml", FLEET + f'\n[hosts.lost]\nssh = "{nobody}"\n')
     done = desk.draftgauge("fleet", "check", "/data/lost.toml", code=5)
     assert "lost" in done.stderr
     assert "! lost" in done.stdout
     again = desk.draftgauge("stage", "--fleet", "/data/lost.toml", "lost:/x", "eval1:in/x", code=5)
     assert "lost" in again.stderr
+
+
+def test_within_one_host_the_host_pumps(desk: Desk, big: str) -> None:
+    value = json.loads(desk.stage("ct200:out/big.dat", "pve1:in/big.dat", "--json").stdout)
+    assert value["route"] == ["ct200", "pve1 (container)"]
+    assert digest_at(desk, "train", "/data/pve1/in/big.dat") == big
+    desk.hosts.run("train", "rm", "-r", "/data/pve1/in")
+
+
+def test_a_host_that_reaches_another_pumps_by_its_own_ssh(desk: Desk, big: str) -> None:
+    """The other is the same host again under another name: to ssh it is another one."""
+    for name in ("id_ed25519", "known_hosts"):
+        data = desk.hosts.run("ws", "sh", "-c", f"cat ~/.ssh/{name}").stdout.replace(b"train ", b"127.0.0.1 ")
+        desk.hosts.run("train", "sh", "-c", f"umask 077 && cat > ~/.ssh/{name}", input=data)
+    twin = '\n[hosts.twin]\nssh = "train"\nwork = "/data/twin"\nkeep_free = "1 MB"\n'
+    fleet = FLEET.replace('ssh = "train"', 'ssh = "train"\nreaches = { twin = "127.0.0.1" }') + twin
+    desk.write("/data/twin.toml", fleet)
+    words = ("stage", "--fleet", "/data/twin.toml", "ct200:out/big.dat", "twin:in/big.dat", "--json")
+    value = json.loads(desk.draftgauge(*words).stdout)
+    assert value["route"] == ["ct200", "pve1 (container)", "twin"]
+    assert value["route_why"] == "pve1 reaches twin itself"
+    assert digest_at(desk, "train", "/data/twin/in/big.dat") == big
+    desk.hosts.run("train", "sh", "-c", "rm -r /data/twin ~/.ssh/id_ed25519 ~/.ssh/known_hosts")

@@ -45,6 +45,7 @@ class Training:
         self.desk, self.made = desk, made
         self.files: dict[int, Path] = {}
         self.process: subprocess.Popen[Any] | None = None
+        self.log = made.folder / "watch.log"
 
     def saves(self, step: int) -> bytes:
         self.files[step] = self.made.checkpoint(step)
@@ -59,15 +60,10 @@ class Training:
 
     def watches(self) -> None:
         words = self.desk.words("watch", "/data/plan.toml", "--until", "step=40")
-        self.process = self.desk.hosts.start(
-            "ws",
-            "env",
-            "OMP_NUM_THREADS=1",
-            *words,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        with self.log.open("ab") as out:
+            self.process = self.desk.hosts.start(
+                "ws", "env", "OMP_NUM_THREADS=1", *words, stdout=out, stderr=subprocess.STDOUT
+            )
 
     def rows(self) -> list[dict[str, Any]]:
         done = self.desk.hosts.run("ws", "cat", SERIES, check=False)
@@ -83,7 +79,8 @@ class Training:
             assert self.process is not None
             if self.process.poll() is not None or time.monotonic() - begun > within_s:
                 self.process.kill()
-                pytest.fail(f"step {step} was not measured: {self.process.communicate()[0][-5000:]}")
+                self.process.wait()
+                pytest.fail(f"step {step} was not measured: {self.log.read_text()[-5000:]}")
             time.sleep(0.1)
 
     def staging(self, step: int) -> None:

@@ -91,14 +91,18 @@ def stage(
         spots = reach.fleet.spot(source), reach.fleet.spot(target)
         cargo = describe(reach, spots[0], whole=whole, state_dict=state_dict)
         place = landing(cargo, spots[1], inside=target.endswith("/"))
-        if store is not None and not dry_run:
+        hops = [plan_staging(reach, cargo, place)]
+        if store is not None:
             stored = landing(cargo, reach.fleet.spot(str(store.absolute())), inside=True)
-            _staged(reach, plan_staging(reach, cargo, stored))
-            cargo = describe(reach, stored, whole=True)
-        staging = plan_staging(reach, cargo, place)
+            hops.insert(0, plan_staging(reach, cargo, stored))
         if dry_run:
-            print_json(staging.as_dict()) if as_json else click.echo(staging_report(staging.as_dict()))
+            plans = [hop.as_dict() for hop in hops]
+            print_json(plans) if as_json else click.echo("\n\n".join(map(staging_report, plans)))
             return
+        for hop in hops[:-1]:
+            _staged(reach, hop)
+            hops[-1] = plan_staging(reach, describe(reach, hop.target, whole=True), place)
+        staging = hops[-1]
         staged = _staged(reach, staging)
     value = staging.as_dict() | {"sha256": staged.sha256, "moved_bytes": staged.moved_bytes}
     if as_json:
