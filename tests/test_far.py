@@ -130,6 +130,14 @@ def test_only_parts_are_written(reach: Reach, tmp_path: Path) -> None:
     assert not (tmp_path / "yours").exists()
 
 
+@pytest.mark.parametrize("inner", ["../out", "/etc/out", "a/../../out"])
+def test_no_output_leads_out_of_its_part(inner: str, reach: Reach, tmp_path: Path) -> None:
+    """Names come from another machine, which need not be a friend."""
+    with pytest.raises(FleetError, match="leads out of"):
+        receive(reach, tmp_path / "folder" / ".partial-x", [[inner, 1]], b"x")
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_digest_is_of_what_lies_on_the_disk(reach: Reach, tmp_path: Path) -> None:
     part = tmp_path / ".partial-x"
     part.write_bytes(b"XXX")

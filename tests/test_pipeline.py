@@ -74,12 +74,17 @@ def test_a_baseline_is_compared_and_gates_are_judged(made: Yard) -> None:
     baseline = {
         "run": str(Path(first["run"]).relative_to(made.folder)),
         "stored": "stored.json",
-        "gates": ["tau>=1.0", f"not worse than {Path(first['run']).relative_to(made.folder)} by 99"],
+        "gates": [
+            "tau>=1.0",
+            "ddtree64.tau>=1.0",
+            f"not worse than {Path(first['run']).relative_to(made.folder)} by 99",
+        ],
     }
     (made.folder / "stored.json").write_text(json.dumps({"vanilla": 0.5}))
     outcome = run(made, made.plan(checkpoint="train:out/step_20/checkpoint.pt", baseline=baseline))
     assert outcome["comparison"]["baseline"] == first["name"]
-    assert [gate["passed"] for gate in outcome["gates"]] in ([True, True], [True, None])
+    assert [gate["passed"] for gate in outcome["gates"]][:2] == [True, None]
+    assert "has no ddtree64" in outcome["gates"][1]["text"]
     assert outcome["beside"] is not None
     report = outcome_report(outcome, "THE RUN")
     assert "gate passed: tau>=1.0" in report

@@ -49,7 +49,7 @@ def test_a_failed_gate_is_a_result(reach: Reach) -> None:
     said: list[str] = []
     done = answer(reach, "gate", said)
     assert (done.value, done.code) == ({"a": 1}, 4)
-    assert said == ["first line", "last line"]
+    assert said == ["gate: first line", "gate: last line"]
 
 
 def test_what_is_no_json_is_an_error(reach: Reach) -> None:

@@ -94,6 +94,18 @@ def test_a_gate_that_passes_ends_it(made: Yard) -> None:
     assert rows[0]["gates_passed"] is True
 
 
+def test_places_that_refuse_whatever_the_checkpoint_end_it(made: Yard) -> None:
+    for step in (10, 20, 30):
+        made.checkpoint(step)
+    manifest = next((made.folder / "lab" / "recordings").glob("*/recording.json"))
+    whole = manifest.read_text()
+    manifest.write_text("{}")
+    with pytest.raises(FleetError, match="two checkpoints in a row could not be measured"):
+        once(made)
+    manifest.write_text(whole)
+    assert [row["saved_step"] for row in once(made)] == [30, 20, 10], "what was refused is tried again"
+
+
 def test_a_folder_that_is_not_there_yet_is_waited_for(made: Yard) -> None:
     shutil.rmtree(made.folder / "train" / "out")
     late = threading.Timer(1.0, lambda: made.checkpoint(10))

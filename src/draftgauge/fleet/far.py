@@ -238,6 +238,8 @@ def holds(request: dict[str, Any]) -> dict[str, Any]:
 
 def output(part: str, inner: str) -> str:
     """Where an output lies in a part; a single file is the part itself."""
+    if os.path.isabs(inner) or ".." in inner.split(os.sep):
+        raise RefusalError("denied", f"{inner} leads out of {part}")
     return os.path.join(part, inner) if inner else part
 
 

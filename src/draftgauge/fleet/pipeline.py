@@ -12,20 +12,20 @@ import posixpath
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from draftgauge.beside import beside, read_stored
 from draftgauge.compare import compare_runs
-from draftgauge.errors import DraftgaugeError, FleetError, RunError
+from draftgauge.errors import FleetError, InputError, RunError, StoreError
 from draftgauge.fleet.cargo import Cargo, describe
 from draftgauge.fleet.places import WORKSTATION, Place, Spot
 from draftgauge.fleet.plans import RECORD_OPTIONS, FleetPlan, eval_words, trainer_state, wiring_words
 from draftgauge.fleet.reach import Reach
 from draftgauge.fleet.remote import Answer, draftgauge_at
 from draftgauge.fleet.stage import landing, plan_staging, stage
-from draftgauge.gates import judge, parse_gate
+from draftgauge.gates import Judgement, judge, parse_gate
 from draftgauge.runs import Run, open_run
 from draftgauge.store import sha256_json, write_json
 
@@ -293,22 +293,25 @@ def _outcome(plan: FleetPlan, run: Run, cargo: Cargo, trainer: Mapping[str, Any]
 def judged_gate(plan: FleetPlan, text: str, run: Run) -> dict[str, Any]:
     """A gate's judgement as data; a baseline's path in it is relative to the plan file.
 
+    A gate that this run does not answer is not decided, with the reason: the measurement was made all the same.
+
     Raises:
-        DraftgaugeError: The gate is not understood, or its baseline is no run.
+        InputError: The gate is not understood.
     """
     gate = parse_gate(text)
     if gate.baseline is not None:
-        gate = type(gate)(
-            gate.text, gate.policy, gate.quantity, gate.bound, gate.compares, plan.local(str(gate.baseline))
-        )
-    return judge(gate, run).as_dict()
+        gate = replace(gate, baseline=plan.local(str(gate.baseline)))
+    try:
+        return judge(gate, run).as_dict()
+    except InputError as exc:
+        return Judgement(text, None, str(exc)).as_dict()
 
 
 def keep_outcome(plan: FleetPlan, outcome: Mapping[str, Any], report: str) -> Path:
     """Writes the outcome and its report beside the run; an earlier report of the same run is replaced.
 
     Raises:
-        DraftgaugeError: They cannot be written.
+        StoreError: They cannot be written.
     """
     folder = plan.results / "reports"
     try:
@@ -321,7 +324,7 @@ def keep_outcome(plan: FleetPlan, outcome: Mapping[str, Any], report: str) -> Pa
             partial.write_text(text + "\n", encoding="utf-8")
             partial.replace(folder / name)
     except OSError as exc:
-        raise DraftgaugeError(
+        raise StoreError(
             f"{folder} cannot be written: {exc.strerror}; make room or choose `results`"
         ) from exc
     return folder / f"{outcome['name']}.txt"

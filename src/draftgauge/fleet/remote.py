@@ -88,9 +88,10 @@ def _streamed(reach: Reach, place: Place, argv: list[str], said: Callable[[str],
     def listen() -> None:
         for raw in errors:
             for line in raw.decode("utf-8", "replace").replace("\r", "\n").splitlines():
-                kept.append(line)
-                del kept[:-200]
-                said(line)
+                if line.strip():
+                    kept.append(line)
+                    del kept[:-200]
+                    said(f"{place.name}: {line}")
 
     def beat() -> None:
         with contextlib.suppress(OSError, ValueError):

@@ -51,6 +51,7 @@ class Series:
 
     path: Path
     rows: list[dict[str, Any]] = field(default_factory=list)
+    begun: int = 0  # how many rows there were when this watch began
 
     @classmethod
     def read(cls, path: Path) -> Series:
@@ -75,6 +76,7 @@ class Series:
             series.rows.append(row)
         if len(whole) + 1 < len(text):
             os.truncate(path, len(whole.encode()) + 1 if whole else 0)
+        series.begun = len(series.rows)
         return series
 
     def add(self, row: dict[str, Any]) -> None:
@@ -87,11 +89,24 @@ class Series:
             os.fsync(file.fileno())
 
     def knows(self, candidate: Candidate) -> bool:
-        """Whether this very state of the checkpoint has a row."""
+        """Whether this very state of the checkpoint has a row; what a place refused before is tried again."""
         return any(
             row["source"] == str(candidate.spot) and row["identity"] == candidate.identity
-            for row in self.rows
+            for at, row in enumerate(self.rows)
+            if at >= self.begun or not row.get("refused")
         )
+
+    def require_progress(self) -> None:
+        """Two refusals in a row are no matter of a checkpoint any more.
+
+        Raises:
+            FleetError: The last one.
+        """
+        last = self.rows[self.begun :][-2:]
+        if len(last) == 2 and all(row["refused"] for row in last):
+            raise FleetError(
+                f"two checkpoints in a row could not be measured; the last one: {last[-1]['reason']}"
+            )
 
 
 @dataclass(frozen=True)
@@ -137,7 +152,7 @@ def watch(
     `log` makes the log of one measurement; `on_row` is told every new row, with the outcome if there is one.
 
     Raises:
-        FleetError: The plan cannot be watched.
+        FleetError: The plan cannot be watched, or places refuse whatever the checkpoint.
         StoreError: Another watch writes to the same results.
     """
     table = plan.table.watch
@@ -151,6 +166,7 @@ def watch(
         while not until.reached(series.rows):
             try:
                 fresh = _one_round(reach, plan, series, seen, (log, until, on_row))
+                series.require_progress()
                 pause = table.every_s
             except UnfinishedError as exc:
                 log().said(f"waiting: {exc}")
@@ -244,7 +260,6 @@ def _measured(
     Raises:
         BeingWrittenError: It is still being written.
         UnfinishedError: A machine does not answer, or has no space.
-        FleetError: A place refuses for good, whatever the checkpoint.
     """
     row: dict[str, Any] = {
         "source": str(candidate.spot),
@@ -258,6 +273,7 @@ def _measured(
         "gates_passed": False,
         "run": None,
         "reason": "",
+        "refused": False,
     }
     try:
         with log.step("look", candidate.spot.place) as tell:
@@ -273,7 +289,7 @@ def _measured(
         if reach.call(candidate.spot.place, "look", path=candidate.spot.path)["kind"] == "missing":
             log.said(f"{candidate.spot} was removed before it was measured")
             return None, None
-        return row | {"reason": str(exc)}, None
+        return row | {"reason": str(exc), "refused": True}, None
     run = open_run(Path(outcome["run"]))
     judged = [judged_gate(plan, gate, run) for gate in until.gates]
     outcome["gates"] = [*outcome["gates"], *judged]
