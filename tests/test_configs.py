@@ -173,8 +173,8 @@ def test_contradictions_are_refused(config: dict[str, Any], given: dict[str, Any
     ("config", "message"),
     [
         (
-            ZLAB | {"speculators_model_type": "dflash"},
-            "is a speculators config, whose layer ids are one higher",
+            ZLAB | {"speculators_model_type": "eagle3"},
+            "speculators_model_type 'eagle3' with a transformer_layer_config of type NoneType is not read",
         ),
         (ZLAB | {"hidden_act": "gelu"}, "hidden_act 'gelu' is not implemented; expected 'silu'"),
         (ZLAB | {"block_size": "8"}, "config.json: wiring field block_size = '8' cannot be read"),

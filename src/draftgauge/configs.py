@@ -225,6 +225,8 @@ _PLAIN = {
     "vocab_size": "vocab_size",
     "num_target_layers": "num_target_layers",
 }
+#: Further words of a layers' config that are read.
+_ALIKE = ("hidden_act", "max_position_embeddings", "partial_rotary_factor")
 _DRAFT = {
     "block_size": "block_size",
     "target_layer_ids": "taps",
@@ -239,10 +241,7 @@ _DRAFT = {
 def _from_config(config: Mapping[str, Any], *, source: str) -> Found:
     """Fields as a z-lab style config says them; `dflash_config` and the top level may both hold them."""
     if "speculators_model_type" in config:
-        raise WiringError(
-            f"{source} is a speculators config, whose layer ids are one higher; it is not read yet. Move the "
-            "weights to a folder without it and state the wiring in --wiring FILE.toml"
-        )
+        return _from_speculators(config, source=source)
     inner = config.get("dflash_config")
     draft: Mapping[str, Any] = inner if isinstance(inner, Mapping) else {}
     found: Found = {}
@@ -265,6 +264,44 @@ def _from_config(config: Mapping[str, Any], *, source: str) -> Found:
         raise WiringError(f"{source}: hidden_act {activation!r} is not implemented; expected 'silu'")
     found |= _rope(config, source=source)
     return found | _layer_types(config, source=source)
+
+
+def _from_speculators(config: Mapping[str, Any], *, source: str) -> Found:
+    """Fields as speculators says them: layer ids one higher, and the layers in a config of their own."""
+    kind, layers = config["speculators_model_type"], config.get("transformer_layer_config")
+    if kind != "dflash" or not isinstance(layers, Mapping):
+        raise WiringError(
+            f"{source}: speculators_model_type {kind!r} with a transformer_layer_config of type "
+            f"{type(layers).__name__} is not read; expected 'dflash' with a mapping"
+        )
+    inner = f"{source}: transformer_layer_config"
+    # What only the outer config says; the inner one is in the words of every other config.
+    plain = {key: value for key, value in layers.items() if key in _PLAIN or "rope" in key or key in _ALIKE}
+    plain |= {key: config[key] for key in ("block_size", "mask_token_id") if key in config}
+    found = {
+        field: (value, where.replace(f"{source}: ", f"{inner}.") if field not in _DRAFT.values() else where)
+        for field, (value, where) in _from_config(plain, source=source).items()
+    }
+    ids, anchor = config.get("aux_hidden_state_layer_ids"), bool(config.get("sample_from_anchor", False))
+    if ids is not None:
+        taps = parse_field("taps", [number - 1 for number in ids], source=source)
+        found["taps"] = (taps, f"{source}: aux_hidden_state_layer_ids, each one lower")
+    found["predicts_from_anchor"] = (anchor, f"{source}: sample_from_anchor, false if not said")
+    found["tap_after_final_norm"] = (False, "speculators: every state is taken before the final norm")
+    if "head_dim" in found and not _rotates_partially(layers):
+        found["rope_dims"] = (found["head_dim"][0], "speculators: all of head_dim")
+    pruned = config.get("draft_vocab_size") != layers.get("vocab_size")
+    found["vocabulary_map"] = ("offset" if pruned else "none", f"{source}: draft_vocab_size")
+    types, window = layers.get("layer_types"), layers.get("sliding_window")
+    if types is None or window is None:
+        every = ["full_attention"] * int(layers.get("num_hidden_layers") or 0)
+        return found | {"layer_types": (every, f"{inner}: no sliding_window, so no layer slides")}
+    bidirectional = bool(config.get("sliding_window_non_causal", False))
+    convention = "speculators_non_causal" if bidirectional else "speculators"
+    found["layer_types"] = _kinds(types, f"{inner}.layer_types")
+    found["sliding_window"] = _window(window, f"{inner}.sliding_window")
+    found["convention"] = (convention, f"{source}: sliding_window_non_causal, false if not said")
+    return found
 
 
 def _rotates_partially(config: Mapping[str, Any]) -> bool:
