@@ -2,8 +2,8 @@
 
     python tests/speculators_saves/make.py      in an environment that holds both, on CPU
 
-Each is a small random DFlash drafter that speculators saved, and `blocks.npz`: a context, an anchor, what the verifier
-owns (embedding, and the head where the file has none), and the draft logits of speculators' own forward pass.
+Each is a small random DFlash drafter that speculators saved, and `blocks.npz`: a context, an anchor, what the
+verifier owns (embedding, and the head where the file has none), and the draft logits of speculators' own forward.
 """
 
 from pathlib import Path
