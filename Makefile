@@ -41,7 +41,7 @@ demo: setup target ## record a real target, measure two real drafters, compare t
 	$(RUN) demo/run.py
 
 test: setup target check ## everything that must hold, with the real models; minutes
-	$(RUN) -m pytest --durations=10
+	$(RUN) -m pytest --durations=10 -rs
 
 check: setup ## lint, format, types and the rules of the house; under a minute
 	$(RUN) -m ruff check
@@ -52,7 +52,7 @@ check: setup ## lint, format, types and the rules of the house; under a minute
 # For the tests across machines: Debian's own packages, as root. Without them those tests say so and are skipped.
 hosts: ## install what three hosts out of namespaces need (Debian, root)
 	apt-get update -q
-	apt-get install -y -q --no-install-recommends openssh-server openssh-client iproute2 nftables lxc lxc-templates \
+	DEBIAN_FRONTEND=noninteractive apt-get install -y -q openssh-server openssh-client iproute2 nftables lxc \
 	    busybox-static procps
 
 bench-stage: setup ## staging against a bare ssh cat, on three hosts out of namespaces (root)
