@@ -32,7 +32,6 @@ def reach(tmp_path: Path) -> Iterator[Reach]:
         script = tmp_path / name
         script.write_text(STANDS_IN.format(out=out, code=code))
         script.chmod(0o755)
-        # `enter` leads past the stand-in for our own requests, which need a Python in earnest.
         text += f'[containers.{name}]\nhost = "workstation"\nenter = ["env"]\npython = "{script}"\n'
     file = tmp_path / "fleet.toml"
     file.write_text(text)

@@ -55,9 +55,6 @@ def programs_without_python() -> Path:
 def fleet() -> Fleet:
     """The places of the suite."""
     text = f"""
-[hosts.workstation]
-keep_free = "1 MB"
-
 [containers.inside]
 host = "workstation"
 enter = ["env"]
@@ -70,8 +67,8 @@ enter = ["env", "PATH={programs_without_python()}"]
 keep_free = "1 MB"
 """
     given = os.environ.get(FLEET_VARIABLE)
-    if given is not None:
-        text += Path(given).read_text(encoding="utf-8")
+    workstation = '[hosts.workstation]\nkeep_free = "1 MB"\n'
+    text += workstation if given is None else Path(given).read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "fleet.toml"
         file.write_text(text, encoding="utf-8")

@@ -14,7 +14,6 @@ import shlex
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,7 +77,6 @@ class Reach:
     sockets: str
     without_python: dict[str, bool] = field(default_factory=dict)
     ways: dict[tuple[str, str], str] = field(default_factory=dict)
-    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def call(self, place: Place, verb: str, *, timeout_s: float = CALL_TIMEOUT_S, **request: Any) -> Any:
         """One request to a place, and its reply.
@@ -121,13 +119,11 @@ class Reach:
         via: str = WORKSTATION,
     ) -> Command:
         """The command of a request, for the host `via`; `shared` connections are for small things only."""
-        prefix = place.python if place.python.startswith("/") else "python3"
         if self.has_python(place):
             body = json.dumps({"verb": verb, **request}).encode()
             stdin = b"%d\n%s%d\n%s" % (len(FAR), FAR, len(body), body)
-            words: tuple[str, ...] = (prefix, "-I", "-S", "-c", BOOT)
-            if place.name == WORKSTATION:
-                words = (sys.executable, *words[1:])
+            python = sys.executable if place.name == WORKSTATION else place.python
+            words: tuple[str, ...] = (python, "-I", "-S", "-c", BOOT)
         else:
             words, stdin = shell.argv(verb, request), b""
         return Command(self.words(place, words, shared=shared, via=via), stdin)
@@ -159,14 +155,14 @@ class Reach:
         """Whether `python3` runs at a place; asked once."""
         if place.name == WORKSTATION:
             return True
-        with self.lock:
-            if place.name not in self.without_python:
-                words = ("sh", "-c", 'command -v "$1" >/dev/null || echo none', "sh", place.python)
-                code, out, err = self.start(place, self.words(place, words, shared=True), CALL_TIMEOUT_S)
-                if code:
-                    refuse(place, End(code, "", err))
-                self.without_python[place.name] = out.strip() == b"none"
-            return not self.without_python[place.name]
+        if place.name not in self.without_python:  # places are asked side by side: no lock while one answers
+            words = ("sh", "-c", 'command -v "$1" >/dev/null || echo none', "sh", place.python)
+            argv = self.words(place, words, shared=True)
+            code, out, err = self.start(place, argv, CALL_TIMEOUT_S)
+            if code:
+                refuse(place, End(code, "", err))
+            self.without_python[place.name] = out.strip() == b"none"
+        return not self.without_python[place.name]
 
     def start(
         self, place: Place, argv: tuple[str, ...], timeout_s: float, *, stdin: bytes = b""
