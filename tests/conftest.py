@@ -12,6 +12,8 @@ from typing import Any
 import jaxtyping
 import pytest
 
+from tests.hosts.fleet import hosts  # noqa: F401 - a fixture: here, so that a session makes the hosts once
+
 # Before anything imports draftgauge: from here on every annotated shape and type is checked at each call.
 jaxtyping.install_import_hook("draftgauge", "beartype.beartype")
 

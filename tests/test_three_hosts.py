@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.hosts.fleet import Hosts, hosts  # noqa: F401 - a fixture
+from tests.hosts.fleet import Hosts
 
 pytestmark = pytest.mark.hosts
 ROOT = Path(__file__).parents[1]
@@ -74,7 +74,7 @@ class Desk:
 
 
 @pytest.fixture(scope="module")
-def desk(hosts: Hosts) -> Desk:  # noqa: F811
+def desk(hosts: Hosts) -> Desk:
     return Desk(hosts)
 
 
@@ -130,7 +130,7 @@ def went_on(desk: Desk, digest: str) -> None:
     ]
 
 
-def test_the_hosts_are_what_they_should_be(hosts: Hosts) -> None:  # noqa: F811
+def test_the_hosts_are_what_they_should_be(hosts: Hosts) -> None:
     assert hosts.run("ws", "ssh", "train", "hostname").stdout == b"train\n"
     assert hosts.run("ws", "ssh", "eval", "hostname").stdout == b"eval\n"
     for one, other in (("train", "eval"), ("eval", "train")):
@@ -142,7 +142,7 @@ def test_the_hosts_are_what_they_should_be(hosts: Hosts) -> None:  # noqa: F811
     assert hosts.run("ws", "ssh", "train", "pct exec 201 -- python3 -V", check=False).returncode == 127
 
 
-def test_the_stand_in_for_pct_fails_as_the_real_one(hosts: Hosts) -> None:  # noqa: F811
+def test_the_stand_in_for_pct_fails_as_the_real_one(hosts: Hosts) -> None:
     """Exit code 0 and an empty file where there was one: why `pct pull` is never used."""
     program = (
         "echo old > /data/pulled; pct pull 200 /nothing/here /data/pulled; echo $?; stat -c %s /data/pulled"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests import tiny
-from tests.hosts.fleet import Hosts, hosts  # noqa: F401 - a fixture
+from tests.hosts.fleet import Hosts
 from tests.test_three_hosts import FLEET, Desk
 from tests.yard import Yard, yard
 
@@ -93,7 +93,7 @@ class Training:
 
 
 @pytest.fixture
-def training(hosts: Hosts, tmp_path: Path) -> Training:  # noqa: F811
+def training(hosts: Hosts, tmp_path: Path) -> Training:
     desk = Desk(hosts)
     made = yard(tmp_path)
     desk.write("/data/fleet.toml", FLEET.replace('id = "200"', 'id = "200"\nbandwidth = "100 kB/s"'))
