@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from draftgauge.checkpoint import digest, open_checkpoint
 from draftgauge.errors import FleetError
 from draftgauge.fleet.pipeline import keep_outcome, run_plan
 from draftgauge.fleet.plans import FleetPlan
@@ -110,6 +111,28 @@ def test_a_wiring_file_travels_along(made: Yard) -> None:
     (made.folder / "mine.toml").write_text(f"mask_token_id = {mask}\n")
     outcome = run(made, made.plan(eval={"budgets": [4], "max_blocks": 6, "wiring": "mine.toml"}))
     assert outcome["tau"]["value"] > 0
+
+
+def test_the_weights_that_a_plan_chooses_are_those_that_are_measured(made: Yard) -> None:
+    made.checkpoint(10, ema_state_dict=tiny.weights())
+    chosen = {"budgets": [4], "max_blocks": 6, "state_dict": "ema_state_dict"}
+    outcome = run(made, made.plan(eval=chosen))
+    alone = tiny.trainer_pt(made.folder / "alone.pt", config=tiny.drafter_config())
+    brought = open_run(Path(outcome["run"]))
+    assert brought.plan.checkpoint_digest == digest(open_checkpoint(alone))
+
+
+def test_a_check_that_fails_there_makes_the_result_not_trusted(made: Yard) -> None:
+    made.checkpoint(10)
+    plan = made.plan(check=True)
+    first = run(made, plan)
+    kept = plan.results / "checks" / f"{first['name']}.json"
+    kept.write_text(
+        json.dumps(json.loads(kept.read_text()) | {"trusted": False, "failed": ["context-zeroed"]})
+    )
+    again = run(made, plan)
+    assert (again["trusted"], "context-zeroed" in again["failed"]) == (False, True)
+    assert "! NOT TRUSTED: " in outcome_report(again, "THE RUN")
 
 
 def test_a_failure_says_at_which_place_and_with_its_own_last_lines(made: Yard) -> None:

@@ -64,6 +64,11 @@ class Cargo:
         return sum(size for _, size in self.outputs)
 
     @property
+    def is_slim(self) -> bool:
+        """Whether one set of weights was taken out of a torch file, so that none has to be chosen any more."""
+        return "text" in self.pieces[0]
+
+    @property
     def fingerprint(self) -> str:
         """Sixteen hexadecimal digits, the same while the source is the same and the same is taken of it."""
         return sha256_json(

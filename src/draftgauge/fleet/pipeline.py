@@ -16,6 +16,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from draftgauge.beside import beside, read_stored
 from draftgauge.compare import compare_runs
 from draftgauge.errors import FleetError, InputError, RunError, StoreError
@@ -103,21 +105,23 @@ def measure(reach: Reach, plan: FleetPlan, cargo: Cargo, log: Log) -> dict[str, 
         UnfinishedError: A machine or connection stopped it; the same call goes on.
     """
     place = plan.recording.place
+    if cargo.is_slim and cargo.source.place != place:  # what arrives there is one set of weights
+        table = msgspec.structs.replace(plan.table.eval, state_dict=None)
+        plan = replace(plan, table=msgspec.structs.replace(plan.table, eval=table))
     label = _label(cargo)
     name = f"{label}-{sha256_json([cargo.fingerprint, plan.digest])[:8]}"
     trainer = _trainer(reach, plan, log)
     checkpoint = _checkpoint_there(reach, plan, cargo, label, log)
     recording = _recording(reach, plan, checkpoint, log)
     wiring = _wiring_there(reach, plan)
-    if plan.table.check:
-        _check(reach, plan, (checkpoint, recording, wiring), name, log)
+    failed = _check(reach, plan, (checkpoint, recording, wiring), name, log) if plan.table.check else []
     words: tuple[str, ...] = ("eval", checkpoint.path, "--recording", recording.path)
     words += (*eval_words(plan.table.eval), *wiring)
     words += ("--runs", _work(plan, place).below("runs").path, "--name", name)
     if isinstance(trainer.get("step"), int) and trainer["step"] > 0:
         words += ("--trainer-step", str(trainer["step"]))
     run = _run(reach, plan, words, name, log)
-    return _outcome(plan, run, cargo, trainer, log)
+    return _outcome(plan, run, cargo, {"trainer": trainer, "failed_check": failed}, log)
 
 
 def _label(cargo: Cargo) -> str:
@@ -211,13 +215,15 @@ def _wiring_there(reach: Reach, plan: FleetPlan) -> tuple[str, ...]:
 
 def _check(
     reach: Reach, plan: FleetPlan, what: tuple[Spot, Spot, tuple[str, ...]], name: str, log: Log
-) -> None:
+) -> list[str]:
+    """The controls that fail at the recording's place; a control that fails there makes the result not trusted."""
     checkpoint, recording, wiring = what
     kept = plan.results / "checks" / f"{name}.json"
     with log.step("check", recording.place) as tell:
         if kept.exists():
-            tell(_checked(json.loads(kept.read_text(encoding="utf-8"))), skipped=True)
-            return
+            value = json.loads(kept.read_text(encoding="utf-8"))
+            tell(_checked(value), skipped=True)
+            return list(value["failed"])
         words = (
             "check",
             checkpoint.path,
@@ -229,6 +235,7 @@ def _check(
         answer = draftgauge_at(reach, recording.place, words, said=log.said)
         write_json(kept, answer.value)
         tell(_checked(answer.value))
+    return list(answer.value["failed"])
 
 
 def _checked(value: Mapping[str, Any]) -> str:
@@ -258,19 +265,20 @@ def _run(reach: Reach, plan: FleetPlan, words: tuple[str, ...], name: str, log: 
 # --- the outcome -----------------------------------------------------------------------------------------
 
 
-def _outcome(plan: FleetPlan, run: Run, cargo: Cargo, trainer: Mapping[str, Any], log: Log) -> dict[str, Any]:
+def _outcome(plan: FleetPlan, run: Run, cargo: Cargo, found: Mapping[str, Any], log: Log) -> dict[str, Any]:
     """What is kept and shown of one measurement; where a part is not possible, the reason stands in its place."""
     chain = run.summary["policies"]["chain"]
+    failed = list(dict.fromkeys([*run.failed_controls, *found["failed_check"]]))
     outcome: dict[str, Any] = {
         "name": run.name,
         "run": str(run.path),
         "checkpoint": str(cargo.source),
         "fingerprint": cargo.fingerprint,
         "saved_step": cargo.step,
-        "trainer": dict(trainer),
+        "trainer": dict(found["trainer"]),
         "tau": chain["tau_response"],
-        "trusted": not run.failed_controls,
-        "failed": run.failed_controls,
+        "trusted": not failed,
+        "failed": failed,
         "comparison": None,
         "comparison_reason": None,
         "beside": None,

@@ -298,7 +298,7 @@ def _measured(
         "tau": outcome["tau"],
         "difference": _difference(outcome),
         "trusted": outcome["trusted"],
-        "gates_passed": bool(judged) and all(gate["passed"] for gate in judged),
+        "gates_passed": bool(judged) and outcome["trusted"] and all(gate["passed"] for gate in judged),
         "run": outcome["run"],
     }
     return row, outcome

@@ -76,6 +76,10 @@ def outcome_report(outcome: Mapping[str, Any], run_text: str) -> str:
     parts = [run_text]
     if line := training_line(outcome):
         parts.append(wrap(line))
+    if outcome["failed"]:
+        parts.append(
+            wrap(f"! NOT TRUSTED: {', '.join(outcome['failed'])} failed; do not use the numbers yet")
+        )
     if outcome["comparison"] is not None:
         parts.append(comparison_report(outcome["comparison"]))
     if outcome["comparison_reason"]:
