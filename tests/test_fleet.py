@@ -76,7 +76,7 @@ def test_stage_may_store_on_the_way(made: Yard) -> None:
         (("stage", "--fleet", "fleet.toml", "trian:x", "lab:y"), 1, "Did you mean train?"),
         (("stage", "--fleet", "fleet.toml", "train:none", "lab:y"), 1, "none does not exist"),
         (("stage", "--fleet", "flet.toml", "train:x", "lab:y"), 1, "flet.toml cannot be read"),
-        (("stage", "train:x", "lab:y"), 1, "no fleet file was given (--fleet FILE)"),
+        (("stage", "train:x", "lab:y"), 1, "no fleet file was given (--fleet FILE, or `fleet` in a plan)"),
         (("fleet", "check", "none.toml"), 1, "none.toml cannot be read"),
         (("run", "none.toml"), 1, "none.toml cannot be read"),
         (("watch", "plan.toml", "--until", "20000"), 1, "expected step=NUMBER"),

@@ -139,9 +139,12 @@ class Fleet:
         """
         if name not in self.places:
             near = difflib.get_close_matches(name, self.places, n=1)
-            file = self.path or "no fleet file was given (--fleet FILE)"
+            if self.path is None:
+                raise FleetError(
+                    f"there is no place {name!r}: no fleet file was given (--fleet FILE, or `fleet` in a plan)"
+                )
             raise FleetError(
-                f"there is no place {name!r}; {file} names {', '.join(sorted(self.places))}."
+                f"there is no place {name!r}; {self.path} names {', '.join(sorted(self.places))}."
                 + (f" Did you mean {near[0]}?" if near else "")
             )
         return self.places[name]
