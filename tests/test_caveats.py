@@ -58,6 +58,7 @@ YIELD: dict[str, tuple[str, dict[str, Any], str]] = {
         "1 tensor(s) of the file are not used: t2d",
     ),
     "reference-agreement": ("note", {"agreed": 990, "near_ties": 5}, "10 of 1000 reference tokens are not"),
+    "references-unverified": ("warning", {"agreed": None, "near_ties": None}, "came without its final state"),
     "dtype-differs": (
         "note",
         {"recorded_dtype": "bfloat16"},

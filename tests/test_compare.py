@@ -70,6 +70,22 @@ def test_prompts_are_paired_and_those_of_one_run_left_out() -> None:
     assert not {"prompts", "references"} & value["same"].keys()
 
 
+def test_the_turns_of_a_conversation_are_compared_as_one() -> None:
+    """a and b are turns: 4 tokens and 2 in 2 rounds and 1 against 1 and 3 in 1 and 1, then two of one each."""
+    ours, theirs = (
+        run(name, streaks) for name, streaks in (("x", {"a": [3], "b": [1]}), ("y", {"a": [0], "b": [1]}))
+    )
+    for made in (ours, theirs):
+        for prompt in made.summary["prompts"].values():
+            prompt["conversation"] = "talk"
+    value = compare_runs(ours, theirs)["policies"]["chain"]
+    # Each prompt's chain ends with two more rounds of one token.
+    assert value["tau_response"]["run"] == pytest.approx((4 + 2 + 4) / 6)
+    assert value["tau_response"]["baseline"] == pytest.approx((1 + 2 + 4) / 6)
+    assert value["tau_response"]["difference"]["n"] == 1
+    assert value["prompts"]["a"] == {"run": pytest.approx(6 / 3), "baseline": pytest.approx(3 / 3)}
+
+
 def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
     ours, theirs = (
         dataclasses.replace(made, path=tmp_path / folder / "mine")

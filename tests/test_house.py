@@ -23,7 +23,7 @@ PACKAGE = ROOT / "src" / "draftgauge"
 FLOORS = {
     0: "errors progress tensorfile acceptance ranking tree stats caveats trust repetition",
     1: "store prompts wiring configs keys plainpickle torchfile weights summary",
-    2: "checkpoint recording runs probe neighbours targetfiles",
+    2: "checkpoint recording runs probe neighbours targetfiles rendering",
     3: "target features drafters stated",
     4: "record replay measure decode pairing trials search controls soundness health witness probing",
     5: "evaluate sources compare train inspection report check diagnose gates beside kept like",
@@ -64,7 +64,7 @@ LIBRARIES = {
     "tomli_w": "diagnose",
     "tqdm": "progress",
     "filelock": "store",
-    "jinja2": "record",
+    "jinja2": "rendering",
     "click": "cli",
     "msgspec": "fleet",
     "tenacity": "fleet",

@@ -106,6 +106,30 @@ def test_byte_order_marks_and_windows_line_ends_are_no_content(content: bytes, t
     assert [p.messages for p in read_prompts(str(tmp_path / "p.jsonl")).prompts] == [(("user", "Hello"),)]
 
 
+def test_what_the_user_says_next_is_kept_in_order(tmp_path: Path) -> None:
+    prompt = one(tmp_path, {"question_id": 81, "turns": ["Write.", "Shorter.", "In verse."]})
+    assert prompt.messages == (("user", "Write."),)
+    assert prompt.follow_ups == ("Shorter.", "In verse.")
+
+
+def test_a_pretokenised_conversation_is_one_prompt_for_each_answer(tmp_path: Path) -> None:
+    row = {"id": "c", "input_ids": [1, 2, 3, 4, 5, 6, 7], "loss_mask": [0, 0, 1, 1, 0, 1, 0]}
+    first, second = read_prompts(written(tmp_path, row)).prompts
+    assert (first.id, first.prompt_ids, first.completion_ids) == ("c/1", (1, 2), (3, 4))
+    assert (second.id, second.prompt_ids, second.completion_ids) == ("c/2", (1, 2, 3, 4, 5), (6,))
+    assert first.conversation == second.conversation == "c"
+
+
+def test_turns_belong_to_the_identity_of_a_set(tmp_path: Path) -> None:
+    rows = [
+        {"turns": ["a"]},
+        {"turns": ["a", "b"]},
+        {"turns": ["a", "c"]},
+        {"turns": ["a"], "conversation": 1},
+    ]
+    assert len({read_prompts(written(tmp_path, row)).digest for row in rows}) == len(rows)
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [
@@ -117,10 +141,7 @@ def test_byte_order_marks_and_windows_line_ends_are_no_content(content: bytes, t
         ({"messages": []}, "has none of the known forms"),
         ({"messages": [turn("assistant", "Hello")]}, "has none of the known forms"),
         ({"input_ids": [5, 6]}, "has none of the known forms"),
-        (
-            {"turns": ["1", "2"]},
-            "2 turns; conversations are not measured turn by turn yet, give one prompt a line",
-        ),
+        ({"turns": ["1", 2]}, "turns holds '2'; expected plain text"),
         (
             {"turns": [turn("user", "1")]},
             "turns holds \"{'role': 'user', 'content': '1'}\"; expected plain text",
@@ -143,11 +164,17 @@ def test_byte_order_marks_and_windows_line_ends_are_no_content(content: bytes, t
         ({"prompt_ids": [5, True]}, "prompt_ids must be a list of token ids"),
         ({"prompt_ids": [[5, 6]]}, "prompt_ids must be a list of token ids"),
         ({"prompt_ids": [5], "completion_ids": []}, "completion_ids must be a list of token ids"),
-        ({"input_ids": [5, 6], "loss_mask": [0, 0]}, "loss_mask must be 0 on the prompt and 1 on the one"),
+        (
+            {"input_ids": [5, 6], "loss_mask": [0, 0]},
+            "loss_mask must be 0 on the prompt and 1 on the answers",
+        ),
         ({"input_ids": [5, 6], "loss_mask": [1, 1]}, "loss_mask must be 0 on the prompt"),
-        ({"input_ids": [5, 6, 7], "loss_mask": [0, 1, 0]}, "loss_mask must be 0 on the prompt"),
-        ({"input_ids": [5, 6, 7], "loss_mask": [0, 1]}, "loss_mask must be 0 on the prompt"),
-        ({"input_ids": [5, 6, 7], "loss_mask": None}, "loss_mask must be 0 on the prompt"),
+        (
+            {"input_ids": [5, 6, 7], "loss_mask": [0, 1]},
+            "loss_mask must hold 0 or 1 for each of the 3 input_ids",
+        ),
+        ({"input_ids": [5, 6, 7], "loss_mask": [0, 1, 2]}, "loss_mask must hold 0 or 1 for each"),
+        ({"input_ids": [5, 6, 7], "loss_mask": None}, "loss_mask must hold 0 or 1 for each"),
     ],
 )
 def test_lines_that_are_refused(row: Any, message: str, tmp_path: Path) -> None:

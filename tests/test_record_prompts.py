@@ -171,3 +171,40 @@ def test_an_empty_prompt_is_listed(tiny_target: TinyTarget) -> None:
 def test_the_names_of_the_ends_are_those_of_a_recording(tiny_target: TinyTarget) -> None:
     ends: Mapping[str, Any] = recorded(tiny_target("targetA")).target.ends
     assert tuple(ends) == ENDS
+
+
+def test_every_turn_of_a_conversation_is_an_item_after_the_targets_own_answer(
+    tiny_target: TinyTarget,
+) -> None:
+    folder = tiny_target("targetA", stops=[23])
+    tokenizer_in(folder, chat_template=TEMPLATE)
+    talk = Prompt("81", category="writing", messages=WORDS, follow_ups=("w9", "w11 w12"))
+    prompts = PromptSet("two", (talk, Prompt("alone", prompt_ids=(5, 9))))
+    request = Request(taps=(1, 3), max_new_tokens=4)
+    recording = recorded(folder, prompts, request)
+    assert [item.id for item in recording.items] == ["81/1", "81/2", "81/3", "alone"]
+    assert [item.conversation for item in recording.items] == ["81", "81", "81", None]
+    assert {item.category for item in recording.items[:3]} == {"writing"}
+    first, second, third, _ = recording.items
+    rendered = [100, 5, 7, 101]
+    for item, more in ((first, []), (second, [100, 9, 101]), (third, [100, 11, 12, 101])):
+        if more:
+            rendered += more
+        tokens = tokens_of(recording, item.id)
+        assert tokens[: item.prompt_len] == rendered
+        # The answer as text again, without the end of text; w0 and w1 are read back as unknown words.
+        answer = [t if t > 1 else 0 for t in tokens[item.prompt_len :] if t != 2]
+        rendered += [100, *answer, 101]
+    again = recorded(folder, prompts, request)
+    assert again.digest == recording.digest
+
+
+def test_turns_that_cannot_follow_are_listed(tiny_target: TinyTarget) -> None:
+    folder = tiny_target("targetA")
+    refuses = "{% if messages|length > 1 %}{{ raise_exception('one turn only') }}{% endif %}w100 w5"
+    tokenizer_in(folder, chat_template=refuses)
+    recording = recorded(
+        folder, only(messages=WORDS, follow_ups=("w9",)), Request(taps=(1,), max_new_tokens=4)
+    )
+    assert [item.id for item in recording.items] == ["p/1"]
+    assert recording.failed == {"p/2": "the chat template refuses the conversation: one turn only"}

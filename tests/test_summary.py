@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from draftgauge.acceptance import NO_REFERENCE, Blocks, Policy
-from draftgauge.summary import PromptBlocks, summarise
+from draftgauge.summary import PromptBlocks, summarise, units_of
 
 X = int(NO_REFERENCE)
 CHAIN, CHAIN1, WIDE = Policy("chain"), Policy("chain", 1), Policy("coverage", 4)
@@ -102,6 +102,27 @@ def test_the_whole_is_the_sum_of_its_shards(summary: dict[str, Any]) -> None:
                 assert total == sum(parts)
         merged = {name: shard["prompts"][name] for shard in shards for name in shard["prompts"]}
         assert merged == summary["prompts"]
+
+
+def test_the_turns_of_a_conversation_are_one_unit() -> None:
+    """Five conversations of two turns, a and b: 3 rounds and 1, 7 tokens; not ten."""
+    alone = {
+        f"{i}/{turn}": prompt for i in range(5) for turn, prompt in ((1, PROMPTS["a"]), (2, PROMPTS["b"]))
+    }
+    turns = {name: dataclasses.replace(p, conversation=name[0]) for name, p in alone.items()}
+    value = summarise(turns, (CHAIN,), every_anchor=True)["policies"]["chain"]
+    assert value["units"] == 5
+    assert value["tau_response"]["value"] == pytest.approx(7 / 4)
+    assert value["tau_response"]["n"] == 5
+    assert value["all_anchor_streak"]["n"] == 5
+    apart = summarise(alone, (CHAIN,), every_anchor=True)["policies"]["chain"]
+    assert apart["units"] == apart["tau_response"]["n"] == 10
+    assert apart["tau_response"]["value"] == pytest.approx((3 + 4 / 3) / 2)
+    assert apart["counts"] == value["counts"]
+
+
+def test_a_prompt_named_as_a_conversation_is_not_one_of_its_turns() -> None:
+    assert units_of({"81": None, "81/1": "81", "b": None, "81/2": "81"}) == [["81"], ["81/1", "81/2"], ["b"]]
 
 
 def test_two_prompts_carry_no_interval_and_say_why(summary: dict[str, Any]) -> None:

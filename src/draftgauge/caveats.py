@@ -56,8 +56,8 @@ class Facts:
     dtype: str
     recorded_dtype: str
     tokens: int
-    agreed: int
-    near_ties: int
+    agreed: int | None
+    near_ties: int | None
     max_blocks: int | None
     anchors: str
     drafted_tokens: int
@@ -202,8 +202,14 @@ def _effect(effect: tuple[float, float, int, int] | None) -> str:
 
 
 def _references(f: Facts) -> Iterator[Caveat]:
-    others = f.tokens - f.agreed
-    if others:
+    if f.agreed is None or f.near_ties is None:
+        yield Caveat(
+            "references-unverified",
+            "warning",
+            "Whether the references are the target's own text is not known: the features came without its final "
+            "state. If they are not, online decoding commits another text, and accepts otherwise.",
+        )
+    elif others := f.tokens - f.agreed:
         far = others - f.near_ties
         yield Caveat(
             "reference-agreement",

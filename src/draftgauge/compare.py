@@ -1,8 +1,8 @@
 """Compares two runs where they are comparable: paired by prompt, on what both measured.
 
-Works on run directories alone. Says what the two have in common and what not, and refuses what would be
-meaningless, naming each field that differs. Values meet under their own names only, so that conventions never
-mix. Knows nothing of rendering.
+Works on run directories alone; turns of one conversation are one unit. Says what the two have in common and what
+not, and refuses what would be meaningless, naming each field that differs. Values meet under their own names
+only, so that conventions never mix. Knows nothing of rendering.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from draftgauge.stats import (
     paired_ratio_difference,
     resolvable_difference,
 )
+from draftgauge.summary import units_of
 
 #: What must be equal for a difference to mean anything.
 _MUST_MATCH: Mapping[str, Callable[[Run], Any]] = {
@@ -150,9 +151,9 @@ def _trust(run: Run) -> dict[str, Any]:
 
 
 def _policy(run: Run, baseline: Run, slug: str, prompts: list[str]) -> dict[str, Any]:
-    """One policy on the shared prompts: both runs' values and the paired differences."""
-    ours = [run.summary["prompts"][name]["policies"][slug] for name in prompts]
-    theirs = [baseline.summary["prompts"][name]["policies"][slug] for name in prompts]
+    """One policy on the shared prompts: both runs' values and the differences, paired by prompt or conversation."""
+    units = units_of({name: run.summary["prompts"][name].get("conversation") for name in prompts})
+    ours, theirs = ([_unit(side, unit, slug) for unit in units] for side in (run, baseline))
     value: dict[str, Any] = {"label": run.summary["policies"][slug]["label"]}
     for quantity, count in (("tau", "committed"), ("streak", "accepted")):
         a, b = ([prompt[quantity] for prompt in side] for side in (ours, theirs))
@@ -167,10 +168,23 @@ def _policy(run: Run, baseline: Run, slug: str, prompts: list[str]) -> dict[str,
         }
         value[f"{quantity}_pooled"] = _pooled(ours, theirs, count)
     value["prompts"] = {
-        name: {"run": a["tau"], "baseline": b["tau"]}
-        for name, a, b in zip(prompts, ours, theirs, strict=True)
+        name: {
+            side: of.summary["prompts"][name]["policies"][slug]["tau"]
+            for side, of in (("run", run), ("baseline", baseline))
+        }
+        for name in prompts
     }
     return value
+
+
+def _unit(run: Run, names: Sequence[str], slug: str) -> dict[str, Any]:
+    """What one prompt, or all turns of one conversation, won."""
+    prompts = [run.summary["prompts"][name]["policies"][slug] for name in names]
+    counts = {what: sum(p[what] for p in prompts) for what in ("rounds", "committed", "accepted")}
+    return counts | {
+        quantity: counts[what] / counts["rounds"]
+        for quantity, what in (("tau", "committed"), ("streak", "accepted"))
+    }
 
 
 def _pooled(

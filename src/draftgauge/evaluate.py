@@ -183,6 +183,7 @@ def _write_blocks(
                 category=item.category,
                 blocks=blocks_of(drafted, item, policies=policies),
                 reference_sha256=reference_digest(pair.recording, item),
+                conversation=item.conversation,
             )
             writer.write(item.id, columns_of(drafted, found[item.id].blocks, policies=policies))
     return {item.id: found[item.id] for item in pair.items}

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from draftgauge.errors import RecordingError
-from draftgauge.recording import Item, Recording
+from draftgauge.recording import AFTER_NORM, Item, Recording
 from draftgauge.tensorfile import StoredTensor
 from draftgauge.wiring import Wiring
 
@@ -84,16 +84,24 @@ def read_item(
         max_blocks: Keep only the first so many anchors, 1 or more: the reference is cut after them.
 
     Raises:
-        RecordingError: The item does not hold a tap that the drafter reads, is damaged, or not finite.
+        RecordingError: The item does not hold a tap that the drafter reads, or holds it only after the final norm
+            where the drafter reads it before; it is damaged, or not finite.
     """
     recording.require_recorded(wiring.taps, item=item)
     tensors = recording.tensors(item)
     length = item.length if max_blocks is None else min(item.length, item.prompt_len + max_blocks + 1)
     last = recording.target.num_layers - 1
+    after_norm = recording.plan.last_layer == AFTER_NORM
+    if last in wiring.taps and after_norm and not wiring.tap_after_final_norm:
+        raise RecordingError(
+            f"{recording.path} holds the last layer, {last}, after the final norm, and the drafter reads it before: "
+            "what the norm did cannot be undone. Record the target, or state tap_after_final_norm = true if the "
+            "drafter was trained on that"
+        )
     parts = []
     for tap in wiring.taps:
         part = as_torch(tensors.outputs[tap])[:length]
-        if tap == last and wiring.tap_after_final_norm:
+        if tap == last and wiring.tap_after_final_norm and not after_norm:
             part = normed(part, as_torch(recording.end("norm")), eps=recording.target.norm_eps)
         parts.append(part.to(dtype))
     features = torch.cat(parts, dim=1)

@@ -169,7 +169,8 @@ def _not_worse(gate: Gate, run: Run, baseline: Run) -> Judgement:
     if baseline.failed_controls:
         return _untrusted(gate, f"the baseline {baseline.name}", baseline)
     paired = comparison["policies"][gate.policy.slug][_QUANTITIES[gate.quantity]]
-    difference, n = paired["difference"], len(comparison["prompts"])
+    difference = paired["difference"]
+    n = difference["n"]
     what = f"{gate.quantity} of the {gate.policy.label} against {baseline.name} on {n} prompt(s)"
     value, low, high = difference["value"], difference["low"], difference["high"]
     if n >= FEWEST_PROMPTS and paired["verdict"] == "equal":

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from draftgauge.errors import RecordingError, TargetError
 from draftgauge.features import as_torch, normed
-from draftgauge.recording import MANIFEST, Item, Recording
+from draftgauge.recording import BEFORE_NORM, MANIFEST, Item, Recording
 from draftgauge.repetition import DEGENERATE_SHARE, repetition_share
 from draftgauge.store import sha256_file
 from draftgauge.targetfiles import config_files, tokenizer_files, weight_files
@@ -70,11 +70,17 @@ def _outputs(
     return ((layer, as_torch(held[layer])) for layer in layers if layer in held)
 
 
+def _final(recording: Recording, item: Item) -> list[Float[Tensor, "T H"]]:
+    """The item's final state, as a list of one, or of none where it holds none."""
+    final = recording.tensors(item).final
+    return [] if final is None else [as_torch(final)]
+
+
 def _finite(recording: Recording, items: Sequence[Item], layers: Sequence[int]) -> Control:
     wrong = []
     for item in items:
         parts: list[tuple[int | str, Tensor]] = [*_outputs(recording, item, layers)]
-        parts.append(("final", as_torch(recording.tensors(item).final)))
+        parts += [("final", state) for state in _final(recording, item)]
         wrong += [
             f"{_tap(name)} of {item.id}: {int((~states.isfinite()).sum())} values"
             for name, states in parts
@@ -119,12 +125,12 @@ def _different(recording: Recording, items: Sequence[Item], layers: Sequence[int
     wrong = []
     for item in items:
         states = [(layer, x.float()) for layer, x in _outputs(recording, item, layers)]
-        final = as_torch(recording.tensors(item).final).float()
+        final = _final(recording, item)
         for (one, a), (two, b) in itertools.combinations(states, 2):
             if _apart(a, b) < 1e-4:
                 wrong.append(f"{_tap(one)} and {_tap(two)} of {item.id} are equal")
-        for layer, x in states:
-            same = _apart(x, final) < (tolerance if layer == last else 1e-4)
+        for layer, x in states if final else ():
+            same = _apart(x, final[0].float()) < (tolerance if layer == last else 1e-4)
             if layer == last and not same:
                 wrong.append(f"{_tap(layer)} of {item.id} is the last layer's and not the final state")
             elif layer != last and same:
@@ -188,17 +194,22 @@ def _unlike(
 def _final_state(recording: Recording, items: Sequence[Item]) -> Control:
     """The recorded final state gives the references through norm and head, read as it was recorded."""
     expectation = "the recorded final state, through the target's norm and head, gives the reference tokens"
+    without = [item.id for item in items if not item.has_final]
+    if without:
+        measured = f"{len(without)} of {len(items)} prompt(s) were imported without a final state"
+        return Control("final-state", expectation, measured, "skipped")
     try:
         weight, head = as_torch(recording.end("norm")), as_torch(recording.end("head"))
     except RecordingError as exc:
         return Control("final-state", expectation, str(exc), "skipped")
     shares: dict[str, float] = {}
     chosen = {item.id: _spread(item, max(1, _HEAD_ROWS // len(items))) for item in items}
-    for name in _READINGS:
+    stored = "before the norm" if recording.plan.last_layer == BEFORE_NORM else "after the norm already"
+    for name in sorted(_READINGS, key=lambda name: name != stored):
         hits = total = 0
         for item in items:
             tensors = recording.tensors(item)
-            tokens, final = as_torch(tensors.tokens).long(), as_torch(tensors.final)
+            tokens, (final,) = as_torch(tensors.tokens).long(), _final(recording, item)
             at, wanted = _reading(name, chosen[item.id], length=len(tokens))
             states = final[at]
             if name != "after the norm already":
@@ -206,11 +217,11 @@ def _final_state(recording: Recording, items: Sequence[Item]) -> Control:
             hits += int(_gives(states, head, tokens[wanted]).sum())
             total += len(at)
         shares[name] = hits / total if total else 0.0
-        if name == _READINGS[0] and shares[name] >= _REPRODUCED:
+        if name == stored and shares[name] >= _REPRODUCED:
             break
-    given = shares[_READINGS[0]]
+    given = shares[stored]
     best = max(shares, key=lambda name: shares[name])
-    near = sum(item.near_ties for item in items) / max(1, sum(item.completion_len for item in items))
+    near = sum(item.near_ties or 0 for item in items) / max(1, sum(item.completion_len for item in items))
     verdict: Verdict = "passed" if given + near >= _REPRODUCED else "failed"
     advice = None
     if verdict == "failed" and shares[best] >= _REPRODUCED:
@@ -219,7 +230,7 @@ def _final_state(recording: Recording, items: Sequence[Item]) -> Control:
         advice = (
             "the references are not this target's own greedy text, or the recording is damaged: record again"
         )
-    told = ", ".join(f"{share:.1%} {name}" for name, share in shares.items() if name != _READINGS[0])
+    told = ", ".join(f"{share:.1%} {name}" for name, share in shares.items() if name != stored)
     return Control(
         "final-state",
         expectation,
@@ -257,9 +268,17 @@ def _gives(states: Float[Tensor, "R H"], head: Float[Tensor, "V H"], wanted: Int
 
 def _own(items: Sequence[Item]) -> Control:
     """As measured when the target was recorded: how far the references are its own first choice."""
+    unknown = [item.id for item in items if item.agreed is None]
+    if unknown:
+        measured = (
+            f"not known of {len(unknown)} of {len(items)} prompt(s): no final state was imported with them"
+        )
+        return Control(
+            "references-own", "the references are the target's own greedy text", measured, "skipped"
+        )
     tokens = sum(item.completion_len for item in items)
-    others = tokens - sum(item.agreed for item in items)
-    near = sum(item.near_ties for item in items)
+    others = tokens - sum(item.agreed or 0 for item in items)
+    near = sum(item.near_ties or 0 for item in items)
     far = (others - near) / tokens if tokens else 0.0
     verdict: Verdict = "failed" if far > _FAR_FAILED else "caution" if far > _FAR_CAUTION else "passed"
     return Control(

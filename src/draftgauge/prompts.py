@@ -1,7 +1,8 @@
 """Prompt sets: the forms that the field writes, and their digest.
 
 A prompt is a conversation that ends with a user's turn, or token ids; it may bring the completion that is to
-be used as reference. Knows nothing of tokenizers: rendering belongs to `target`.
+be used as reference, and what the user says next: then every turn is answered in turn. Knows nothing of
+tokenizers: `rendering` has them handed in.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class Prompt:
     """One prompt of a set.
 
     Exactly one of `messages` (role and content, ending with the user) and `prompt_ids` is set;
-    `completion_ids` is the reference where the file gives it.
+    `completion_ids` is the reference where the file gives it. `follow_ups` are what the user says next, once the
+    target has answered; `conversation` is the id of the conversation that a prompt is one turn of.
     """
 
     id: str
@@ -39,6 +41,8 @@ class Prompt:
     messages: tuple[tuple[str, str], ...] | None = None
     prompt_ids: tuple[int, ...] | None = None
     completion_ids: tuple[int, ...] | None = None
+    follow_ups: tuple[str, ...] = ()
+    conversation: str | None = None
 
 
 @dataclass(frozen=True)
@@ -51,8 +55,7 @@ class PromptSet:
     @property
     def digest(self) -> str:
         """Identity by content: ids, categories, turns, token ids."""
-        rows = [[p.id, p.category, p.messages, p.prompt_ids, p.completion_ids] for p in self.prompts]
-        return sha256_json(rows)
+        return sha256_json([_identity(prompt) for prompt in self.prompts])
 
     def first(self, count: int | None) -> PromptSet:
         """The first `count` prompts; all where `count` is None.
@@ -63,6 +66,12 @@ class PromptSet:
         if count is not None and count < 1:
             raise PromptError(f"{count} prompts of {self.name} were asked for; expected 1 or more")
         return self if count is None else PromptSet(self.name, self.prompts[:count])
+
+
+def _identity(p: Prompt) -> list[Any]:
+    """What a prompt says; turns come last and only where there are some, so that older digests stay."""
+    said = [p.id, p.category, p.messages, p.prompt_ids, p.completion_ids]
+    return [*said, p.follow_ups, p.conversation] if p.follow_ups or p.conversation else said
 
 
 def read_prompts(source: str) -> PromptSet:
@@ -116,14 +125,56 @@ def _prompts(text: str, *, source: str) -> Iterator[Prompt]:
             raise PromptError(f"{where} is not JSON: {exc}; expected one object a line: {_FORMS}") from exc
         if not isinstance(row, dict):
             raise PromptError(f"{where} is not a JSON object; expected {_FORMS}")
-        yield _prompt(row, number=number, where=where)
+        yield from _read(row, number=number, where=where)
+
+
+def _read(row: Mapping[str, Any], *, number: int, where: str) -> Iterator[Prompt]:
+    """The prompt of a row; of a pretokenised conversation, a prompt for each of its turns."""
+    prompt = _prompt(row, number=number, where=where)
+    if "input_ids" not in row or "loss_mask" not in row or "prompt_ids" in row:
+        yield prompt
+        return
+    ids = _ids(row["input_ids"], where=where, key="input_ids")
+    turns = answers_in(row["loss_mask"], length=len(ids), where=where)
+    for turn, (start, end) in enumerate(turns, start=1):
+        yield replace(
+            prompt,
+            id=prompt.id if len(turns) == 1 else f"{prompt.id}/{turn}",
+            prompt_ids=ids[:start],
+            completion_ids=ids[start:end],
+            conversation=prompt.conversation if len(turns) == 1 else prompt.id,
+        )
+
+
+def answers_in(mask: Any, *, length: int, where: str) -> list[tuple[int, int]]:
+    """Where the loss mask of a pretokenised conversation is set: the start and end of every answer.
+
+    Raises:
+        PromptError: It is no mask of that many tokens, is set nowhere, or on the first token.
+
+    Example:
+        `answers_in([0, 0, 1, 1, 0, 1], length=6, where="row 1")` is `[(2, 4), (5, 6)]`.
+    """
+    if not isinstance(mask, list | tuple) or len(mask) != length or not set(mask) <= {0, 1}:
+        raise PromptError(f"{where}: loss_mask must hold 0 or 1 for each of the {length} input_ids")
+    edges = [i for i in range(length + 1) if (mask[i] if i < length else 0) != (mask[i - 1] if i else 0)]
+    if not edges or edges[0] == 0:
+        raise PromptError(
+            f"{where}: loss_mask must be 0 on the prompt and 1 on the answers, of which there is at least one; give "
+            "prompt_ids and completion_ids instead"
+        )
+    return list(zip(edges[::2], edges[1::2], strict=True))
 
 
 def _prompt(row: Mapping[str, Any], *, number: int, where: str) -> Prompt:
     names = (row.get(key) for key in ("id", "question_id", "task_id"))
     name = next((name for name in names if name is not None), number)
-    category = row.get("category")
-    prompt = Prompt(id=str(name), category=None if category is None else str(category))
+    category, conversation = row.get("category"), row.get("conversation")
+    prompt = Prompt(
+        id=str(name),
+        category=None if category is None else str(category),
+        conversation=None if conversation is None else str(conversation),
+    )
     if "prompt_ids" in row:
         completion = row.get("completion_ids")
         return replace(
@@ -134,25 +185,20 @@ def _prompt(row: Mapping[str, Any], *, number: int, where: str) -> Prompt:
             else _ids(completion, where=where, key="completion_ids"),
         )
     if "input_ids" in row and "loss_mask" in row:
-        ids, start = _masked(row, where=where)
-        return replace(prompt, prompt_ids=ids[:start], completion_ids=ids[start:])
+        return prompt
     messages = _messages(row, where=where)
     if messages[-1][0] != "user":
         raise PromptError(
             f"{where}: the last message is by {messages[-1][0]!r}, expected the user's; cut the conversation there"
         )
-    return replace(prompt, messages=tuple(messages))
+    later = tuple(_string(turn, where=where, key="turns") for turn in _turns(row)[1:])
+    return replace(prompt, messages=tuple(messages), follow_ups=later)
 
 
 def _messages(row: Mapping[str, Any], *, where: str) -> list[tuple[str, str]]:
     if isinstance(row.get("prompt"), str):
         return [("user", row["prompt"])]
-    if isinstance(row.get("turns"), list) and row["turns"]:
-        if len(row["turns"]) > 1:
-            raise PromptError(
-                f"{where}: {len(row['turns'])} turns; conversations are not measured turn by turn yet, give "
-                "one prompt a line"
-            )
+    if _turns(row):
         return [("user", _string(row["turns"][0], where=where, key="turns"))]
     for key, role, content in (("messages", "role", "content"), ("conversations", "from", "value")):
         turns = row.get(key)
@@ -170,23 +216,16 @@ def _messages(row: Mapping[str, Any], *, where: str) -> list[tuple[str, str]]:
     raise PromptError(f"{where} has none of the known forms; expected {_FORMS}")
 
 
+def _turns(row: Mapping[str, Any]) -> list[Any]:
+    """What the user says turn by turn, where the row is in that form."""
+    turns = row.get("turns")
+    return turns if isinstance(turns, list) and not isinstance(row.get("prompt"), str) else []
+
+
 def _string(value: Any, *, where: str, key: str) -> str:
     if not isinstance(value, str):
         raise PromptError(f"{where}: {key} holds {str(value)[:80]!r}; expected plain text")
     return value
-
-
-def _masked(row: Mapping[str, Any], *, where: str) -> tuple[tuple[int, ...], int]:
-    """A pretokenised training row: its ids, and where the tail starts on which the loss mask is set."""
-    ids = _ids(row["input_ids"], where=where, key="input_ids")
-    mask = row["loss_mask"]
-    start = mask.index(1) if isinstance(mask, list) and 1 in mask else 0
-    if not 0 < start < len(ids) or mask != [0] * start + [1] * (len(ids) - start):
-        raise PromptError(
-            f"{where}: loss_mask must be 0 on the prompt and 1 on the one completion that ends input_ids; give "
-            "prompt_ids and completion_ids instead"
-        )
-    return ids, start
 
 
 def _ids(value: Any, *, where: str, key: str) -> tuple[int, ...]:

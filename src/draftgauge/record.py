@@ -1,7 +1,8 @@
 """Records a target on a prompt set: generates, observes, and writes a recording, item by item.
 
 The references are the target's own greedy completions, or those that the prompts bring; whether they are the
-target's first choice in the recorded pass is measured and stored with every item. Knows nothing of drafters.
+target's first choice in the recorded pass is measured and stored with every item. Of a conversation every turn is
+an item, and the target's own answers stand between the turns. Knows nothing of drafters.
 
 Letters: T positions, H hidden size.
 """
@@ -18,11 +19,10 @@ from typing import Any
 import torch
 import transformers
 from jaxtyping import Float
-from jinja2 import TemplateError
 from torch import Tensor
 
 from draftgauge.errors import CheckpointError, PromptError, RecordingError, TargetError
-from draftgauge.features import as_stored
+from draftgauge.features import as_stored, as_torch
 from draftgauge.progress import Progress, silent
 from draftgauge.prompts import Prompt, PromptSet
 from draftgauge.recording import (
@@ -34,6 +34,7 @@ from draftgauge.recording import (
     complete_recording,
     open_recording,
 )
+from draftgauge.rendering import TEMPLATE_SWITCHES, render, require_template, turn_id, turns_of
 from draftgauge.store import locked, publish_file, sha256_file, sha256_json
 from draftgauge.target import (
     NEAR_TIE_GAP,
@@ -52,13 +53,10 @@ from draftgauge.target import (
 from draftgauge.targetfiles import function_digests, joint_digest, tokenizer_digests
 from draftgauge.tensorfile import StoredTensor, read_safetensors, write_safetensors
 
-TEMPLATES = ("chat", "chat-thinking", "chat-no-thinking", "raw")
 _ENDS_FILE = "ends.safetensors"
 _LOGIT_ROWS = 256
 #: Prompts for which the layers around the taps are recorded too: enough to tell a tap that is off by one.
 AROUND_ITEMS = 5
-#: Variables of a chat template that change what it renders, and that `TEMPLATES` set.
-_TEMPLATE_SWITCHES = ("enable_thinking",)
 #: As which dtypes a stored tensor can be loaded without a change of its values.
 _LOADS_EXACTLY: Mapping[str, tuple[torch.dtype, ...]] = {
     "F32": (torch.float32,),
@@ -166,7 +164,7 @@ def _produced(target: Target, *, batch_size: int, digests: Mapping[str, str]) ->
         "machine": platform.machine(),
         "batch_size": batch_size,
         "near_tie_gap": NEAR_TIE_GAP[target.dtype],
-        "template_switches": [switch for switch in _TEMPLATE_SWITCHES if switch in template],
+        "template_switches": [switch for switch in TEMPLATE_SWITCHES if switch in template],
         "target_files": {
             name: {"bytes": (target.path / name).stat().st_size, "sha256": digest}
             for name, digest in digests.items()
@@ -194,36 +192,16 @@ def _complete_already(folder: Path, *, portable: bool) -> Recording:
 def _render(
     prompts: PromptSet, tokenizer: Any, *, template: str
 ) -> tuple[dict[str, list[int]], dict[str, str]]:
-    """Token ids of every prompt by its id, and the reasons of those that could not be rendered."""
-    if template not in TEMPLATES:
-        raise PromptError(f"template {template!r} is unknown; expected one of {', '.join(TEMPLATES)}")
+    """Token ids of every prompt's first turn by its id, and the reasons of those that could not be rendered."""
+    require_template(template)
     rendered: dict[str, list[int]] = {}
     failed: dict[str, str] = {}
-    thinking = {"chat-thinking": True, "chat-no-thinking": False}.get(template)
-    extra = {} if thinking is None else {"enable_thinking": thinking}
     for prompt in prompts.prompts:
-        if prompt.prompt_ids is not None:
-            rendered[prompt.id] = list(prompt.prompt_ids)
-        elif tokenizer is None:
-            failed[prompt.id] = "the target has no tokenizer; give prompt_ids"
-        elif template == "raw":
-            assert prompt.messages is not None
-            if len(prompt.messages) > 1:
-                failed[prompt.id] = f"--template raw takes one message, the prompt has {len(prompt.messages)}"
-            else:
-                rendered[prompt.id] = list(tokenizer(prompt.messages[0][1])["input_ids"])
-        elif tokenizer.chat_template is None:
-            failed[prompt.id] = "the tokenizer has no chat template; use --template raw or give prompt_ids"
-        else:
-            assert prompt.messages is not None
-            turns = [{"role": role, "content": content} for role, content in prompt.messages]
-            try:
-                ids = tokenizer.apply_chat_template(
-                    turns, add_generation_prompt=True, return_dict=False, **extra
-                )
-                rendered[prompt.id] = list(ids)
-            except TemplateError as exc:
-                failed[prompt.id] = f"the chat template refuses the conversation: {exc}"
+        name = turn_id(prompt, 1)
+        try:
+            rendered[name] = render(prompt, tokenizer, template=template)
+        except PromptError as exc:
+            failed[name] = str(exc)
     return rendered, failed
 
 
@@ -238,88 +216,151 @@ def _record_items(
     progress: Progress,
 ) -> tuple[list[Item], dict[str, str]]:
     """Every item that is on disk in the end, in the prompts' order, and the reasons of those that are not."""
-    names = {prompt.id: f"{i:05d}.safetensors" for i, prompt in enumerate(prompts.prompts)}
-    given = [prompt for prompt in prompts.prompts if prompt.id in rendered]
-    problems = {p.id: _problem(target, p, rendered[p.id], request) for p in given}
-    failed = {name: problem for name, problem in problems.items() if problem is not None}
-    fit = [prompt for prompt in given if prompt.id not in failed]
-    paths = {prompt.id: folder / names[prompt.id] for prompt in fit}
-    wider = {prompt.id for prompt in fit[:AROUND_ITEMS]}
-    done = {name: _stored_item(path) for name, path in paths.items() if path.is_file()}
-    work = _completed(target, fit, rendered, request, done=frozenset(done))
-    for prompt, completion in progress(work, label="record", total=len(fit) - len(done), unit="prompt"):
+    first = [_Turn(p, i, 1, tuple(rendered.get(turn_id(p, 1), ()))) for i, p in enumerate(prompts.prompts)]
+    turns = [turn for turn in first if turn.id in rendered]
+    items: dict[tuple[int, int], Item] = {}
+    failed: dict[str, str] = {}
+    while turns:
+        problems = {turn: _problem(target, turn, request) for turn in turns}
+        failed |= {turn.id: problem for turn, problem in problems.items() if problem is not None}
+        fit = [turn for turn in turns if problems[turn] is None]
+        wider = frozenset(turn for turn in fit[:AROUND_ITEMS] if turn.number == 1)
+        done, late = _record_turns(
+            target, fit, request, around=(around, wider), folder=folder, progress=progress
+        )
+        failed |= late
+        items |= {(turn.index, turn.number): item for turn, item in done.items()}
+        turns, unasked = _next_turns(target, done, request, folder=folder)
+        failed |= unasked
+    return [items[place] for place in sorted(items)], failed
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """One turn of a prompt, counted from 1, whose tokens are known; `index` is the prompt's place in its set."""
+
+    prompt: Prompt
+    index: int
+    number: int
+    prompt_ids: tuple[int, ...]
+    answers: tuple[str, ...] = ()
+
+    @property
+    def id(self) -> str:
+        return turn_id(self.prompt, self.number)
+
+    @property
+    def file(self) -> str:
+        return f"{self.index:05d}{f'-{self.number}' if self.number > 1 else ''}.safetensors"
+
+    @property
+    def conversation(self) -> str | None:
+        """The conversation that it is one turn of; None for a prompt that stands alone."""
+        return self.prompt.id if self.prompt.follow_ups else self.prompt.conversation
+
+
+def _record_turns(
+    target: Target,
+    turns: Sequence[_Turn],
+    request: Request,
+    *,
+    around: tuple[tuple[int, ...], frozenset[_Turn]],
+    folder: Path,
+    progress: Progress,
+) -> tuple[dict[_Turn, Item], dict[str, str]]:
+    """The items of turns that stand side by side; those on disk already are taken as they are."""
+    layers, wider = around
+    failed: dict[str, str] = {}
+    done = {t: _stored_item(folder / t.file) for t in turns if (folder / t.file).is_file()}
+    work = _completed(target, turns, request, done=frozenset(done))
+    for turn, completion in progress(work, label="record", total=len(turns) - len(done), unit="prompt"):
         if len(completion) < 2:
-            failed[prompt.id] = f"the completion has {len(completion)} token(s); a round needs at least 2"
+            failed[turn.id] = f"the completion has {len(completion)} token(s); a round needs at least 2"
             continue
-        layers = (request.taps, around if prompt.id in wider else ())
-        tokens, path = rendered[prompt.id] + completion, paths[prompt.id]
-        _write_item(target, prompt, tokens, len(rendered[prompt.id]), layers=layers, path=path)
-        done[prompt.id] = _stored_item(path)
-    return [done[prompt.id] for prompt in prompts.prompts if prompt.id in done], failed
+        held = (request.taps, layers if turn in wider else ())
+        _write_item(target, turn, completion, layers=held, path=folder / turn.file)
+        done[turn] = _stored_item(folder / turn.file)
+    return done, failed
 
 
-def _problem(target: Target, prompt: Prompt, ids: Sequence[int], request: Request) -> str | None:
-    """Why a prompt cannot be recorded; None if it can."""
+def _next_turns(
+    target: Target, done: Mapping[_Turn, Item], request: Request, *, folder: Path
+) -> tuple[list[_Turn], dict[str, str]]:
+    """What the user says next to the target's answers, rendered; and why some cannot be."""
+    turns: list[_Turn] = []
+    failed: dict[str, str] = {}
+    for turn, item in done.items():
+        if turn.number == turns_of(turn.prompt):
+            continue
+        tokens = as_torch(read_safetensors(folder / item.file)[0]["tokens"])[item.prompt_len :]
+        said = target.tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
+        answers, number = (*turn.answers, said), turn.number + 1
+        try:
+            ids = render(turn.prompt, target.tokenizer, template=request.template, answers=answers)
+            turns.append(_Turn(turn.prompt, turn.index, number, tuple(ids), answers))
+        except PromptError as exc:
+            failed[turn_id(turn.prompt, number)] = str(exc)
+    return turns, failed
+
+
+def _problem(target: Target, turn: _Turn, request: Request) -> str | None:
+    """Why a turn cannot be recorded; None if it can."""
+    ids, given = turn.prompt_ids, turn.prompt.completion_ids
     if not ids:
         return "the prompt is empty"
     vocabulary = target.model.get_input_embeddings().weight.shape[0]
-    if max((*ids, *(prompt.completion_ids or ()))) >= vocabulary:
+    if max((*ids, *(given or ()))) >= vocabulary:
         return f"a token id is outside the target's vocabulary of {vocabulary}"
     limit = getattr(target.model.config.get_text_config(), "max_position_embeddings", None)
-    completion = len(prompt.completion_ids) if prompt.completion_ids else request.max_new_tokens
+    completion = len(given) if given else request.max_new_tokens
     if limit is not None and len(ids) + completion > limit:
         return f"{len(ids)} prompt tokens and {completion} new ones exceed the target's {limit} positions"
     return None
 
 
 def _completed(
-    target: Target,
-    prompts: Sequence[Prompt],
-    rendered: Mapping[str, list[int]],
-    request: Request,
-    *,
-    done: frozenset[str],
-) -> Iterator[tuple[Prompt, list[int]]]:
-    """Every prompt that is not done with its completion; similar lengths are generated together.
+    target: Target, turns: Sequence[_Turn], request: Request, *, done: frozenset[_Turn]
+) -> Iterator[tuple[_Turn, list[int]]]:
+    """Every turn that is not done with its completion; similar lengths are generated together.
 
     A batch of which a part is done is generated whole: other company would change the last bits, and with
     them, in bfloat16, the text.
     """
-    for prompt in prompts:
-        if prompt.completion_ids is not None and prompt.id not in done:
-            yield prompt, until_stop(list(prompt.completion_ids), target.stop_token_ids)
-    free = [prompt for prompt in prompts if prompt.completion_ids is None]
-    free.sort(key=lambda prompt: len(rendered[prompt.id]))
+    for turn in turns:
+        if turn.prompt.completion_ids is not None and turn not in done:
+            yield turn, until_stop(list(turn.prompt.completion_ids), target.stop_token_ids)
+    free = [turn for turn in turns if turn.prompt.completion_ids is None]
+    free.sort(key=lambda turn: len(turn.prompt_ids))
     for start in range(0, len(free), request.batch_size):
         batch = free[start : start + request.batch_size]
-        if done.issuperset(prompt.id for prompt in batch):
+        if done.issuperset(batch):
             continue
-        texts = generate(target, [rendered[p.id] for p in batch], max_new_tokens=request.max_new_tokens)
-        yield from ((p, text) for p, text in zip(batch, texts, strict=True) if p.id not in done)
+        texts = generate(target, [t.prompt_ids for t in batch], max_new_tokens=request.max_new_tokens)
+        yield from ((t, text) for t, text in zip(batch, texts, strict=True) if t not in done)
 
 
 def _write_item(
     target: Target,
-    prompt: Prompt,
-    tokens: list[int],
-    prompt_len: int,
+    turn: _Turn,
+    completion: Sequence[int],
     *,
     layers: tuple[tuple[int, ...], tuple[int, ...]],
     path: Path,
 ) -> None:
-    """Observes the target on `tokens` and writes the item; `layers` are the taps, and those around them."""
+    """Observes the target on a turn and writes the item; `layers` are the taps, and those around them."""
     taps, around = layers
+    tokens, prompt_len = [*turn.prompt_ids, *completion], len(turn.prompt_ids)
     seen = observe(target, tokens, taps=taps + around)
     if not bool(seen.taps.isfinite().all() and seen.normed.isfinite().all()):
         raise TargetError(
-            f"the target's hidden states on prompt {prompt.id} are not finite ({target.dtype}); record with "
+            f"the target's hidden states on prompt {turn.id} are not finite ({target.dtype}); record with "
             "--dtype float32"
         )
     agreed, gaps = _agreement(target, seen.normed, tokens, prompt_len)
     text = "" if target.tokenizer is None else target.tokenizer.decode(tokens[prompt_len:])
     facts = {
-        "id": prompt.id,
-        "category": prompt.category,
+        "id": turn.id,
+        "category": turn.prompt.category,
         "prompt_len": prompt_len,
         "length": len(tokens),
         "stopped": tokens[-1] in target.stop_token_ids,
@@ -333,7 +374,10 @@ def _write_item(
         "taps": as_stored(seen.taps[: len(taps)]),
         "final": as_stored(seen.final),
     }
-    if around:  # left out otherwise, so that the bytes are those of before it could be asked for
+    # What is not asked for is left out, so that the bytes are those of before it could be.
+    if turn.conversation is not None:
+        facts["conversation"] = turn.conversation
+    if around:
         facts["around"] = around
         tensors["around"] = as_stored(seen.taps[len(taps) :])
     with publish_file(path) as partial:

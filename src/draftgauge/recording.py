@@ -1,7 +1,8 @@
 """What is kept of a target: token ids, tap features and the final state of every prompt, and where from.
 
     recordings/<digest>/recording.json      written last: its presence means complete
-    recordings/<digest>/<item>.safetensors  tokens [T], taps [taps, T, H], final [T, H] before the norm,
+    recordings/<digest>/<item>.safetensors  tokens [T], taps [taps, T, H], final [T, H] before the norm (or
+                                            after it, or none, where an imported file holds that or none),
                                             around [n, T, H]: layers beside the taps, first few items only
 
 The digest names the inputs (target weights, tokenizer, template, prompts, taps, dtype, lengths), so the same
@@ -29,6 +30,8 @@ MANIFEST = "recording.json"
 
 #: The target's tensors that a drafter borrows, and the norm that stands before the head.
 ENDS = ("embedding", "head", "norm")
+#: What a recording may hold of the last layer (`RecordingPlan.last_layer`).
+BEFORE_NORM, AFTER_NORM = "before the norm", "after the norm"
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,8 @@ class TargetRecord:
 class RecordingPlan:
     """Everything that decides what a recording contains; its digest is the recording's name.
 
-    `around` are the layers beside the taps that the first few items hold too.
+    `around` are the layers beside the taps that the first few items hold too. `last_layer` says what stands for
+    the output of the last layer: its state before the final norm, or after it, as files from elsewhere may hold.
     """
 
     target_digest: str
@@ -74,6 +78,7 @@ class RecordingPlan:
     dtype: str
     max_new_tokens: int
     around: tuple[int, ...] = ()
+    last_layer: str = BEFORE_NORM
 
     @property
     def digest(self) -> str:
@@ -90,8 +95,9 @@ class Item:
 
     Tokens x[0..length) of which the first `prompt_len` are the prompt. `agreed` of the `length - prompt_len`
     reference tokens are the target's argmax in the recorded pass; `near_ties` of the others lie within the
-    near-tie gap, and `worst_gap` is the largest logit gap among them (0 where all agree). `around` are the
-    layers that its file holds beside the taps.
+    near-tie gap, and `worst_gap` is the largest logit gap among them (0 where all agree). All three are None where
+    the item has no final state to tell by. `around` are the layers that its file holds beside the taps;
+    `conversation` is the conversation that it is one turn of.
     """
 
     id: str
@@ -101,11 +107,17 @@ class Item:
     prompt_len: int
     length: int
     stopped: bool
-    agreed: int
-    near_ties: int
-    worst_gap: float
+    agreed: int | None
+    near_ties: int | None
+    worst_gap: float | None
     text: str
     around: tuple[int, ...] = ()
+    conversation: str | None = None
+
+    @property
+    def has_final(self) -> bool:
+        """Whether its file holds the target's final state."""
+        return self.agreed is not None
 
     @property
     def completion_len(self) -> int:
@@ -115,14 +127,14 @@ class Item:
 
 @dataclass(frozen=True)
 class ItemTensors:
-    """The mapped tensors of one item; `tokens` int32 [T], `taps` [taps, T, H], `final` [T, H].
+    """The mapped tensors of one item; `tokens` int32 [T], `taps` [taps, T, H], `final` [T, H] or None.
 
     `outputs` maps each recorded layer, the taps first and then those around them, to its output [T, H].
     """
 
     tokens: StoredTensor
     taps: StoredTensor
-    final: StoredTensor
+    final: StoredTensor | None
     outputs: Mapping[int, StoredTensor]
 
 
@@ -144,9 +156,10 @@ class Recording:
 
     @property
     def agreement(self) -> float | None:
-        """Share of reference tokens that are the target's own first choice; None without tokens."""
+        """Share of reference tokens that are the target's own first choice; None where that is not known."""
+        agreed = [item.agreed for item in self.items if item.agreed is not None]
         tokens = sum(item.completion_len for item in self.items)
-        return sum(item.agreed for item in self.items) / tokens if tokens else None
+        return sum(agreed) / tokens if tokens and len(agreed) == len(self.items) else None
 
     def item(self, item_id: str) -> Item:
         """The item of a prompt's id.
@@ -167,7 +180,7 @@ class Recording:
             RecordingError: The file is missing, damaged, or has other shapes than the manifest says.
         """
         path = self.path / item.file
-        names = ["tokens", "taps", "final"] + ["around"] * bool(item.around)
+        names = ["tokens", "taps"] + ["final"] * item.has_final + ["around"] * bool(item.around)
         try:
             stored, _ = read_safetensors(path)
             held = {name: stored[name] for name in names}
@@ -187,7 +200,7 @@ class Recording:
                 )
         outputs = {tap: _row(held["taps"], row) for row, tap in enumerate(self.plan.taps)}
         outputs |= {tap: _row(held["around"], row) for row, tap in enumerate(item.around)}
-        return ItemTensors(held["tokens"], held["taps"], held["final"], outputs)
+        return ItemTensors(held["tokens"], held["taps"], held.get("final"), outputs)
 
     def end(self, name: str) -> StoredTensor:
         """One of the target's `ENDS`, read in place.

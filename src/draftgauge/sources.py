@@ -101,13 +101,14 @@ def trainer_step(checkpoint: Checkpoint, said: int | None) -> int | None:
 def reference_facts(items: Sequence[Item]) -> dict[str, Any]:
     """How far the references are the target's own first choice."""
     tokens = sum(item.completion_len for item in items)
-    agreed = sum(item.agreed for item in items)
+    known = all(item.has_final for item in items)
+    agreed = sum(item.agreed or 0 for item in items) if known else None
     return {
         "tokens": tokens,
         "agreed": agreed,
-        "near_ties": sum(item.near_ties for item in items),
-        "reference_agreement": agreed / tokens if tokens else None,
-        "worst_gap": max((item.worst_gap for item in items), default=None),
+        "near_ties": sum(item.near_ties or 0 for item in items) if known else None,
+        "reference_agreement": agreed / tokens if tokens and agreed is not None else None,
+        "worst_gap": max((item.worst_gap or 0.0 for item in items), default=None) if known else None,
     }
 
 

@@ -1,7 +1,8 @@
 """From the blocks of every prompt to the numbers of a run: estimates, curves, conventions, per prompt.
 
-Arithmetic on counts alone, the prompt as the unit. The result is the content of `summary.json`; every value
-that could not be computed is null with a reason beside it. Knows nothing of files, models or rendering.
+Arithmetic on counts alone; the unit is the prompt, or the conversation where prompts are its turns. The result is
+the content of `summary.json`; every value that could not be computed is null with a reason beside it. Knows nothing
+of files, models or rendering.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from dataclasses import asdict, dataclass
 from functools import reduce
 from operator import add
 from typing import Any
+
+import numpy as np
 
 from draftgauge.acceptance import (
     CONVENTIONS,
@@ -27,11 +30,15 @@ from draftgauge.stats import design_effect, mean, ratio
 
 @dataclass(frozen=True)
 class PromptBlocks:
-    """One prompt's blocks, its category, and the digest of the reference that they were accepted against."""
+    """One prompt's blocks, its category, and the digest of the reference that they were accepted against.
+
+    `conversation` is the one that the prompt is a turn of: turns of a conversation are one unit.
+    """
 
     category: str | None
     blocks: Blocks
     reference_sha256: str | None = None
+    conversation: str | None = None
 
 
 def summarise(
@@ -62,6 +69,7 @@ def summarise(
         "prompts": {
             name: {
                 "category": prompt.category,
+                "conversation": prompt.conversation,
                 "reference_sha256": prompt.reference_sha256,
                 "prompt_tokens": prompt.blocks.prompt_tokens,
                 "completion_tokens": prompt.blocks.length - prompt.blocks.prompt_tokens,
@@ -86,22 +94,37 @@ def _policy(
     every_anchor: bool,
 ) -> dict[str, Any]:
     """One policy over all prompts: both tau, the streak, why rounds ended, every convention."""
-    counts = [counts_of(walk) for walk in walks.values()]
+    units = units_of({name: prompt.conversation for name, prompt in prompts.items()})
+    counts = [reduce(add, (counts_of(walks[name]) for name in unit)) for unit in units]
     rounds = [c.rounds for c in counts]
     most = float(max((_most_accepted(policy, walk.depth) for walk in walks.values()), default=0))
     value: dict[str, Any] = {
         "label": policy.label,
         **_averaged("tau", [c.committed for c in counts], rounds, possible=(1.0, most + 1.0)),
         **_averaged("streak", [c.accepted for c in counts], rounds, possible=(0.0, most)),
-        "design_effect": design_effect([walk.streak for walk in walks.values()]),
+        "design_effect": design_effect([np.concatenate([walks[n].streak for n in unit]) for unit in units]),
         "counts": asdict(reduce(add, counts)),
+        "units": len(units),
         "conventions": {name: rule.value(list(walks.values())) for name, rule in CONVENTIONS.items()},
     }
     if every_anchor:
-        sums = [all_anchor_counts(policy, prompt.blocks) for prompt in prompts.values()]
-        streak = ratio([accepted for accepted, _ in sums], [anchors for _, anchors in sums])
+        sums = {name: all_anchor_counts(policy, prompt.blocks) for name, prompt in prompts.items()}
+        accepted, anchors = ([sum(sums[name][i] for name in unit) for unit in units] for i in (0, 1))
+        streak = ratio(accepted, anchors)
         value["all_anchor_streak"] = streak.within(0.0, most).as_dict()
     return value
+
+
+def units_of(conversations: Mapping[str, str | None]) -> list[list[str]]:
+    """The names that belong together, in their order: a prompt alone, or the turns of its conversation.
+
+    Example:
+        `{"a": None, "81/1": "81", "81/2": "81"}` gives `[["a"], ["81/1", "81/2"]]`.
+    """
+    units: dict[tuple[bool, str], list[str]] = {}
+    for name, conversation in conversations.items():
+        units.setdefault((conversation is not None, conversation or name), []).append(name)
+    return list(units.values())
 
 
 def _averaged(

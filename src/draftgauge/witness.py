@@ -20,7 +20,7 @@ from draftgauge.errors import TargetError
 from draftgauge.features import as_torch
 from draftgauge.probe import Probe
 from draftgauge.progress import Progress, silent
-from draftgauge.recording import Item, Recording
+from draftgauge.recording import AFTER_NORM, Item, Recording
 from draftgauge.target import Target, load_target, observe
 from draftgauge.targetfiles import function_digests, joint_digest
 from draftgauge.trust import Control
@@ -87,7 +87,12 @@ def _taps(recording: Recording, target: Target, items: Sequence[Item]) -> Contro
     for item in items:
         stored = recording.tensors(item)
         layers = _all_layers(target, as_torch(stored.tokens).tolist())
-        claims = {**stored.outputs, recording.target.num_layers - 1: stored.final}
+        claims = dict(stored.outputs)
+        last = recording.target.num_layers - 1
+        if stored.final is not None:
+            claims[last] = stored.final
+        if recording.plan.last_layer == AFTER_NORM and last in claims:
+            claims[last + 1] = claims.pop(last)
         for layer, states in claims.items():
             match = matched(as_torch(states).float(), layers, claimed=layer, tolerance=tolerance)
             worst, seen = max(worst, match.error), seen + 1

@@ -60,7 +60,8 @@ def _source_lines(run: Run) -> str:
     manifest, reference = run.manifest, run.summary["reference"]
     checkpoint, recording = manifest["checkpoint"], manifest["recording"]
     step = checkpoint["step"]
-    others = reference["tokens"] - reference["agreed"]
+    agreed = reference["agreed"]
+    others = 0 if agreed is None else reference["tokens"] - agreed
     lines = {
         "checkpoint": checkpoint["path"] + (f" (step {step})" if step is not None else ""),
         "recording": f"{recording['path']} ({recording['prompts']})",
