@@ -23,9 +23,9 @@ PACKAGE = ROOT / "src" / "draftgauge"
 FLOORS = {
     0: "errors progress tensorfile acceptance ranking tree stats caveats trust repetition",
     1: "store prompts wiring configs keys plainpickle torchfile weights summary",
-    2: "checkpoint recording runs probe neighbours targetfiles rendering",
-    3: "target features drafters stated",
-    4: "record replay measure decode pairing trials search controls soundness health witness probing",
+    2: "checkpoint recording runs probe neighbours targetfiles targetends rendering featurefiles",
+    3: "matching layouts target features drafters stated",
+    4: "record importing replay measure decode pairing trials search controls soundness health witness probing",
     5: "evaluate sources compare train inspection report check diagnose gates beside kept like",
     6: "fleet",
     7: "cli",
@@ -54,7 +54,7 @@ SIBLINGS = {
 LIBRARIES = {
     "numpy": "*",
     "jaxtyping": "*",
-    "torch": "target features drafters record replay measure decode pairing train trials controls soundness "
+    "torch": "target features drafters record importing replay measure decode pairing train trials controls soundness "
     "health witness probing search",
     "transformers": "target record",
     "huggingface_hub": "target",

@@ -66,7 +66,8 @@ class RecordingPlan:
     """Everything that decides what a recording contains; its digest is the recording's name.
 
     `around` are the layers beside the taps that the first few items hold too. `last_layer` says what stands for
-    the output of the last layer: its state before the final norm, or after it, as files from elsewhere may hold.
+    the output of the last layer: its state before the final norm, or after it, as files from elsewhere may hold;
+    `source` is the digest of such files, or of the recording that this one completes, and empty for all others.
     """
 
     target_digest: str
@@ -79,6 +80,7 @@ class RecordingPlan:
     max_new_tokens: int
     around: tuple[int, ...] = ()
     last_layer: str = BEFORE_NORM
+    source: str = ""
 
     @property
     def digest(self) -> str:
