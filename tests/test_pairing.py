@@ -1,6 +1,5 @@
 """Whether a checkpoint and a recording belong together, and the network that they make."""
 
-import dataclasses
 import shutil
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import torch
 
 from draftgauge.checkpoint import open_checkpoint
 from draftgauge.errors import RecordingError, WiringError
-from draftgauge.pairing import open_drafter, require_fit
+from draftgauge.pairing import open_drafter
 from draftgauge.recording import Recording
 from tests import tiny
 from tests.golden import blocks_of, logits_of, wiring_of
@@ -40,28 +39,6 @@ def test_another_dtype_is_refused() -> None:
         WiringError, match="'float16' is not computed with; expected --dtype float32 or bfloat16"
     ):
         open_drafter(checkpoint, WIRING, recording=tiny.recording(), dtype="float16")
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"hidden_size": 32}, r"hidden size is 32, the recorded target's \(Qwen3ForCausalLM\) 64; record"),
-        (
-            {"num_target_layers": 5},
-            r"target of 5 layers, the recorded one \(Qwen3ForCausalLM\) has 6; record",
-        ),
-        ({"taps": (1, 2)}, r"\[2\] missing; record again with --taps 1,2"),
-    ],
-    ids=["hidden size", "layers", "taps"],
-)
-def test_a_drafter_for_another_target_is_refused(changes: dict[str, object], message: str) -> None:
-    with pytest.raises(RecordingError, match=message):
-        require_fit(dataclasses.replace(WIRING, **changes), tiny.recording())  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("layers", [None, 6])
-def test_a_drafter_for_the_recorded_target_fits(layers: int | None) -> None:
-    require_fit(dataclasses.replace(WIRING, num_target_layers=layers), tiny.recording())
 
 
 @pytest.fixture

@@ -32,6 +32,7 @@ from draftgauge.prompts import PromptSet
 from draftgauge.recording import (
     AFTER_NORM,
     BEFORE_NORM,
+    ENDS_FILE,
     MANIFEST,
     Item,
     Recording,
@@ -47,7 +48,6 @@ from draftgauge.targetends import TargetFacts, describe_target
 from draftgauge.targetfiles import function_digests, joint_digest, tokenizer_digests
 from draftgauge.tensorfile import read_safetensors, write_safetensors
 
-_ENDS_FILE = "ends.safetensors"
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 #: Rows of the head's product that tell how a state has to be read, over all sequences.
 _HEAD_ROWS = 512
@@ -368,18 +368,18 @@ def _target(
 ) -> TargetRecord:
     """The target as the recording names it; a norm that scales by one more is kept as what it computes."""
     copied = [end for end in facts.ends if request.portable or (end == "norm" and reading.plus_one)]
-    (folder / _ENDS_FILE).unlink(missing_ok=True)
+    (folder / ENDS_FILE).unlink(missing_ok=True)
     if copied:
         tensors = {end: as_torch(facts.ends[end]) for end in copied}
         if reading.plus_one:
             tensors["norm"] = tensors["norm"] + 1
-        with publish_file(folder / _ENDS_FILE) as partial:
+        with publish_file(folder / ENDS_FILE) as partial:
             write_safetensors(partial, {end: as_stored(tensor) for end, tensor in tensors.items()})
-    stored = read_safetensors(folder / _ENDS_FILE)[0] if copied else {}
+    stored = read_safetensors(folder / ENDS_FILE)[0] if copied else {}
     ends = {}
     for end, tensor in facts.ends.items():
         place = stored.get(end, tensor)
-        file = _ENDS_FILE if end in stored else str(place.path.resolve())
+        file = ENDS_FILE if end in stored else str(place.path.resolve())
         ends[end] = {"file": file, "name": place.name, "sha256": place.sha256()}
     return TargetRecord(
         path=str(facts.path.resolve()),

@@ -13,8 +13,9 @@ import torch
 
 from draftgauge.checkpoint import Checkpoint, open_checkpoint, require_finite, require_tensors, verify
 from draftgauge.drafters import DFlash, load_drafter
-from draftgauge.errors import RecordingError, WiringError
+from draftgauge.errors import WiringError
 from draftgauge.features import as_torch
+from draftgauge.fit import require_fit
 from draftgauge.progress import Progress
 from draftgauge.recording import ENDS, Item, Recording, open_recording
 from draftgauge.stated import Stated, used_wiring, wiring_of
@@ -90,27 +91,6 @@ def open_drafter(checkpoint: Checkpoint, wiring: Wiring, *, recording: Recording
         head=as_torch(recording.end("head")),
         dtype=getattr(torch, dtype),
     )
-
-
-def require_fit(wiring: Wiring, recording: Recording) -> None:
-    """Makes sure that the drafter was made for the target that was recorded.
-
-    Raises:
-        RecordingError: Another target's size or number of layers, or a tap that was not recorded.
-    """
-    if wiring.hidden_size != recording.target.hidden_size:
-        raise RecordingError(
-            f"the drafter's hidden size is {wiring.hidden_size}, the recorded target's "
-            f"({recording.target.architecture}) {recording.target.hidden_size}; record the target that the "
-            "drafter was trained for, with `draftgauge record --checkpoint`"
-        )
-    if wiring.num_target_layers not in (None, recording.target.num_layers):
-        raise RecordingError(
-            f"the drafter was trained for a target of {wiring.num_target_layers} layers, the recorded one "
-            f"({recording.target.architecture}) has {recording.target.num_layers}; record the target that the "
-            "drafter was trained for, with `draftgauge record --checkpoint`"
-        )
-    recording.tap_rows(wiring.taps)
 
 
 def require_sound(checkpoint: Checkpoint, wiring: Wiring, *, progress: Progress) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import platform
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,15 +27,17 @@ from draftgauge.features import as_stored, as_torch
 from draftgauge.progress import Progress, silent
 from draftgauge.prompts import Prompt, PromptSet
 from draftgauge.recording import (
+    BEFORE_NORM,
+    ENDS_FILE,
     MANIFEST,
     Item,
     Recording,
     RecordingPlan,
-    TargetRecord,
     complete_recording,
     open_recording,
+    verify_items,
 )
-from draftgauge.rendering import TEMPLATE_SWITCHES, render, require_template, turn_id, turns_of
+from draftgauge.rendering import TEMPLATE_SWITCHES, TEMPLATES, render, require_template, turn_id, turns_of
 from draftgauge.store import locked, publish_file, sha256_file, sha256_json
 from draftgauge.target import (
     NEAR_TIE_GAP,
@@ -43,26 +46,17 @@ from draftgauge.target import (
     generate,
     load_target,
     load_tokenizer,
-    norm_weight,
     observe,
     own_dtype,
-    rope_theta,
-    special_tokens,
+    target_record,
     until_stop,
 )
 from draftgauge.targetfiles import function_digests, joint_digest, tokenizer_digests
-from draftgauge.tensorfile import StoredTensor, read_safetensors, write_safetensors
+from draftgauge.tensorfile import read_safetensors, write_safetensors
 
-_ENDS_FILE = "ends.safetensors"
 _LOGIT_ROWS = 256
 #: Prompts for which the layers around the taps are recorded too: enough to tell a tap that is off by one.
 AROUND_ITEMS = 5
-#: As which dtypes a stored tensor can be loaded without a change of its values.
-_LOADS_EXACTLY: Mapping[str, tuple[torch.dtype, ...]] = {
-    "F32": (torch.float32,),
-    "BF16": (torch.bfloat16, torch.float32),
-    "F16": (torch.float16, torch.float32),
-}
 
 
 @dataclass(frozen=True)
@@ -88,6 +82,7 @@ def record_target(
     *,
     request: Request,
     root: Path = Path("recordings"),
+    completing: Recording | None = None,
     progress: Progress = silent,
 ) -> Recording:
     """Records the target on a prompt set, or returns the recording that already answers the same question.
@@ -100,6 +95,7 @@ def record_target(
             first stop token, where a target's own completion ends.
         request: Taps, dtype, lengths and template.
         root: The folder that holds recordings.
+        completing: Items of this recording are kept, where they are of the same prompts; the others are recorded.
         progress: Shows the work.
 
     Raises:
@@ -125,6 +121,7 @@ def record_target(
         dtype=dtype,
         max_new_tokens=request.max_new_tokens,
         around=around,
+        source="" if completing is None else completing.digest,
     )
     folder = root / plan.digest
     if (folder / MANIFEST).is_file():
@@ -134,7 +131,8 @@ def record_target(
             return _complete_already(folder, portable=request.portable)
         target = load_target(folder_path, dtype=dtype)
         _check_taps(target, request.taps)
-        record_of = _describe(target, folder, plan=plan, portable=request.portable)
+        record_of = target_record(target, folder, digest=plan.target_digest, portable=request.portable)
+        _seed(completing, prompts, rendered, folder)
         items, late = _record_items(
             target, prompts, rendered, request, around=around, folder=folder, progress=progress
         )
@@ -147,11 +145,76 @@ def record_target(
         produced = {
             "prompts": prompts.name,
             "prompts_asked": len(prompts.prompts),
+            **({} if completing is None else {"completes": str(completing.path.resolve())}),
             **_produced(target, batch_size=request.batch_size, digests=files | texts),
         }
         return complete_recording(
             folder, plan=plan, target=record_of, items=items, failed=failed, produced=produced
         )
+
+
+def fill_recording(
+    recording_path: str | Path,
+    target_path: str | Path,
+    prompts: PromptSet,
+    *,
+    root: Path = Path("recordings"),
+    max_new_tokens: int = 256,
+    batch_size: int = 16,
+    progress: Progress = silent,
+) -> Recording:
+    """A new recording of all the prompts: the items of one that lacks some, and the others recorded now.
+
+    Args:
+        recording_path: The recording that lacks prompts; it stays as it is.
+        target_path: The same target's directory.
+        prompts: The whole set; an item is kept where it has the id and the tokens of one of them.
+        root: The folder that holds recordings.
+        max_new_tokens: Longest completion of those that are added.
+        batch_size: Prompts generated at a time.
+        progress: Shows the work.
+
+    Raises:
+        RecordingError: It holds the last layer after the norm, which what is recorded now would not.
+        TargetError: As `record_target`.
+    """
+    kept = open_recording(recording_path)
+    if kept.plan.last_layer != BEFORE_NORM:
+        raise RecordingError(
+            f"{kept.path} holds the last layer {kept.plan.last_layer}; what is recorded now would hold it "
+            "before: record all prompts with `draftgauge record`"
+        )
+    template = kept.plan.template if kept.plan.template in TEMPLATES else "chat"
+    request = Request(
+        kept.plan.taps,
+        kept.plan.dtype,
+        max_new_tokens=max_new_tokens,
+        template=template,
+        batch_size=batch_size,
+    )
+    return record_target(target_path, prompts, request=request, root=root, completing=kept, progress=progress)
+
+
+def _seed(
+    kept: Recording | None, prompts: PromptSet, rendered: Mapping[str, list[int]], folder: Path
+) -> None:
+    """Puts the items of a recording that is to be completed where those of its prompts are looked for.
+
+    Raises:
+        RecordingError: An item was damaged.
+    """
+    items = {} if kept is None else {item.id: item for item in kept.items}
+    for index, prompt in enumerate(prompts.prompts):
+        for turn in (_Turn(prompt, index, number, ()) for number in range(1, turns_of(prompt) + 1)):
+            item, path = items.get(turn.id), folder / turn.file
+            if kept is None or item is None or path.is_file():
+                continue
+            tokens = as_torch(kept.tensors(item).tokens)[: item.prompt_len].tolist()
+            if turn.number == 1 and tokens != rendered.get(turn.id):
+                continue  # other tokens under the same name: it is recorded anew
+            list(verify_items(kept, [item]))
+            with publish_file(path) as partial:
+                shutil.copyfile(kept.path / item.file, partial)
 
 
 def _produced(target: Target, *, batch_size: int, digests: Mapping[str, str]) -> dict[str, Any]:
@@ -180,7 +243,7 @@ def _around(taps: Sequence[int], layers: int) -> tuple[int, ...]:
 
 def _complete_already(folder: Path, *, portable: bool) -> Recording:
     recording = open_recording(folder)
-    in_place = [name for name, place in recording.target.ends.items() if place["file"] != _ENDS_FILE]
+    in_place = [name for name, place in recording.target.ends.items() if place["file"] != ENDS_FILE]
     if portable and in_place:
         raise RecordingError(
             f"{folder} is complete, but the target's {', '.join(in_place)} are read in place; to make it "
@@ -418,56 +481,3 @@ def _check_taps(target: Target, taps: Sequence[int]) -> None:
         raise TargetError(
             f"taps {wrong} do not exist: {target.path} has layer outputs 0 to {layers - 1}, and -1 for the embedding"
         )
-
-
-def _describe(target: Target, folder: Path, *, plan: RecordingPlan, portable: bool) -> TargetRecord:
-    """The target's identity and where its ends can be read without loading it."""
-    model = target.model
-    parts = {
-        "embedding": model.get_input_embeddings().weight,
-        "head": model.get_output_embeddings().weight,
-        "norm": norm_weight(target),
-    }
-    files = _stored_weights(target.path)
-    places = {name: None if portable else _place(model, part, files) for name, part in parts.items()}
-    copied = {name: parts[name] for name, place in places.items() if place is None}
-    (folder / _ENDS_FILE).unlink(missing_ok=True)  # of an unfinished attempt, perhaps with other ends
-    if copied:
-        with publish_file(folder / _ENDS_FILE) as partial:
-            write_safetensors(partial, {name: as_stored(part) for name, part in copied.items()})
-    stored = read_safetensors(folder / _ENDS_FILE)[0] if copied else {}
-    ends = {}
-    for name, place in places.items():
-        tensor = place or stored[name]
-        file = str(tensor.path.resolve()) if place else _ENDS_FILE
-        ends[name] = {"file": file, "name": tensor.name, "sha256": tensor.sha256()}
-    config = model.config.get_text_config()
-    return TargetRecord(
-        path=str(target.path.resolve()),
-        digest=plan.target_digest,
-        architecture=type(model).__name__,
-        num_layers=len(target.decoder.layers),
-        hidden_size=int(parts["norm"].shape[0]),
-        vocab_size=int(parts["head"].shape[0]),
-        norm_eps=float(config.rms_norm_eps),
-        stop_token_ids=target.stop_token_ids,
-        ends=ends,
-        rope_theta=rope_theta(target),
-        special_tokens=special_tokens(target.tokenizer),
-    )
-
-
-def _stored_weights(folder: Path) -> dict[str, StoredTensor]:
-    stored: dict[str, StoredTensor] = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        stored |= read_safetensors(path)[0]
-    return stored
-
-
-def _place(model: Any, part: Tensor, files: Mapping[str, StoredTensor]) -> StoredTensor | None:
-    """Where the target's own files hold a parameter's values; None where they do not under a known name."""
-    names = [name for name, p in model.named_parameters(remove_duplicate=False) if p is part]
-    for stored in (files[name] for name in names if name in files):
-        if stored.shape == tuple(part.shape) and part.dtype in _LOADS_EXACTLY.get(stored.dtype, ()):
-            return stored
-    return None

@@ -26,7 +26,7 @@ from draftgauge.tensorfile import StoredTensor, read_safetensors
 #: Version of the layout. 1: first.
 FORMAT_VERSION = 1
 KIND = "draftgauge recording"
-MANIFEST = "recording.json"
+MANIFEST, ENDS_FILE = "recording.json", "ends.safetensors"
 
 #: The target's tensors that a drafter borrows, and the norm that stands before the head.
 ENDS = ("embedding", "head", "norm")

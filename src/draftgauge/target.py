@@ -1,7 +1,7 @@
 """Runs the target: loads it, completes prompts greedily, and observes what a drafter may see of it.
 
 Taps are the outputs of decoder layers, taken by hooks in one teacher-forced pass; the final state is the last
-layer's output before the norm. Knows nothing of recordings or drafters.
+layer's output before the norm. Of recordings it knows how they name a target; of drafters nothing.
 
 Letters: N taps, T positions, H hidden size.
 """
@@ -21,8 +21,11 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 
 from draftgauge.errors import CheckpointError, TargetError
+from draftgauge.features import as_stored
+from draftgauge.recording import ENDS_FILE, TargetRecord
+from draftgauge.store import publish_file
 from draftgauge.targetfiles import VOCABULARY_FILES
-from draftgauge.tensorfile import read_safetensors
+from draftgauge.tensorfile import StoredTensor, read_safetensors, write_safetensors
 
 #: Logit gaps below which two tokens may swap between batched and single decoding, by compute dtype.
 NEAR_TIE_GAP: Mapping[str, float] = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.03}
@@ -31,6 +34,12 @@ _REFUSALS = (
     *(OSError, ValueError, KeyError, ImportError, RuntimeError),
     *(TypeError, AttributeError, ArithmeticError, StrictDataclassError),
 )
+#: As which dtypes a stored tensor can be loaded without a change of its values.
+_LOADS_EXACTLY: Mapping[str, tuple[torch.dtype, ...]] = {
+    "F32": (torch.float32,),
+    "BF16": (torch.bfloat16, torch.float32),
+    "F16": (torch.float16, torch.float32),
+}
 _STORED_DTYPES: Mapping[str, str] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
@@ -310,3 +319,66 @@ def special_tokens(tokenizer: Any | None) -> dict[str, int]:
     named = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
     added = {str(token): index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
     return named | added
+
+
+def target_record(target: Target, folder: Path, *, digest: str, portable: bool) -> TargetRecord:
+    """The target's identity, and where its ends can be read without loading it.
+
+    Args:
+        target: The target.
+        folder: The recording's: ends that the target's own files do not hold as they are used are copied there.
+        digest: Of the target's files.
+        portable: Whether all ends are copied.
+
+    Raises:
+        TargetError: The final norm is none that is known here.
+    """
+    model = target.model
+    parts = {
+        "embedding": model.get_input_embeddings().weight,
+        "head": model.get_output_embeddings().weight,
+        "norm": norm_weight(target),
+    }
+    files = _stored_weights(target.path)
+    places = {name: None if portable else _place(model, part, files) for name, part in parts.items()}
+    copied = {name: parts[name] for name, place in places.items() if place is None}
+    (folder / ENDS_FILE).unlink(missing_ok=True)  # of an unfinished attempt, perhaps with other ends
+    if copied:
+        with publish_file(folder / ENDS_FILE) as partial:
+            write_safetensors(partial, {name: as_stored(part) for name, part in copied.items()})
+    stored = read_safetensors(folder / ENDS_FILE)[0] if copied else {}
+    ends = {}
+    for name, place in places.items():
+        tensor = place or stored[name]
+        file = str(tensor.path.resolve()) if place else ENDS_FILE
+        ends[name] = {"file": file, "name": tensor.name, "sha256": tensor.sha256()}
+    config = model.config.get_text_config()
+    return TargetRecord(
+        path=str(target.path.resolve()),
+        digest=digest,
+        architecture=type(model).__name__,
+        num_layers=len(target.decoder.layers),
+        hidden_size=int(parts["norm"].shape[0]),
+        vocab_size=int(parts["head"].shape[0]),
+        norm_eps=float(config.rms_norm_eps),
+        stop_token_ids=target.stop_token_ids,
+        ends=ends,
+        rope_theta=rope_theta(target),
+        special_tokens=special_tokens(target.tokenizer),
+    )
+
+
+def _stored_weights(folder: Path) -> dict[str, StoredTensor]:
+    stored: dict[str, StoredTensor] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        stored |= read_safetensors(path)[0]
+    return stored
+
+
+def _place(model: Any, part: Tensor, files: Mapping[str, StoredTensor]) -> StoredTensor | None:
+    """Where the target's own files hold a parameter's values; None where they do not under a known name."""
+    names = [name for name, p in model.named_parameters(remove_duplicate=False) if p is part]
+    for stored in (files[name] for name in names if name in files):
+        if stored.shape == tuple(part.shape) and part.dtype in _LOADS_EXACTLY.get(stored.dtype, ()):
+            return stored
+    return None

@@ -1,4 +1,4 @@
-"""The commands that show what is kept: recordings, runs, show, compare."""
+"""The commands that show what is kept: runs, show, compare."""
 
 from __future__ import annotations
 
@@ -13,29 +13,8 @@ from draftgauge.cli.options import (
     json_option,
     print_json,
     print_run,
-    recordings_root,
     runs_root,
 )
-
-
-@click.command(epilog=EXIT_CODES)
-@recordings_root
-@json_option
-def recordings(root: Path, as_json: bool) -> None:
-    """List the complete recordings of a folder.
-
-    \b
-    Example:
-      draftgauge recordings --recordings recordings
-    """
-    from draftgauge.recording import list_recordings
-    from draftgauge.report.terminal import recording_list
-
-    found = list_recordings(root)
-    if as_json:
-        print_json([{"path": str(r.path), "prompts": [i.id for i in r.items]} for r in found])
-    else:
-        click.echo(recording_list(found))
 
 
 @click.command(epilog=EXIT_CODES)

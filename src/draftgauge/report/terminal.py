@@ -228,8 +228,25 @@ def recording_report(recording: Recording) -> str:
         f"  {target} ({recording.target.architecture}), {recording.plan.dtype}, "
         f"taps {', '.join(map(str, recording.plan.taps))}, template {recording.plan.template}",
     ]
+    lines += _origin_lines(recording.produced)
     lines += [f"  ! {name} was not recorded: {reason}" for name, reason in recording.failed.items()]
     return "\n".join(wrap(line, indent="    ") for line in lines)
+
+
+def _origin_lines(produced: Mapping[str, Any]) -> list[str]:
+    """Where a recording is from that was not made by asking the target for all of it."""
+    lines = [f"  completes {produced['completes']}"] if "completes" in produced else []
+    imported = produced.get("imported")
+    if imported is None:
+        return lines
+    lines.append(f"  imported from {imported['source']} ({', '.join(imported['forms'])})")
+    last = imported["last_state"]
+    if last is None:
+        lines.append("  last state: none in the files, so the references are not verified")
+    else:
+        norm = ", of a norm that scales by one more" if last["norm_plus_one"] else ""
+        lines.append(f"  last state: {last['read']}{norm}, measured through norm and head")
+    return [*lines, f"  template: {imported['template']}"]
 
 
 def checkpoint_report(value: Mapping[str, Any]) -> str:
