@@ -1,4 +1,4 @@
-"""The commands that make what is measured: record, train."""
+"""The commands that make what is measured or served: record, train, export."""
 
 from __future__ import annotations
 
@@ -132,3 +132,36 @@ def train(
         print_json({"checkpoint": str(last), "steps": steps, "log": str(out / "train.jsonl")})
     else:
         click.echo(f"trained {steps} steps; last checkpoint {last}")
+
+
+@click.command(epilog=EXIT_CODES)
+@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.argument("out", type=FOLDER)
+@click.option(
+    "--to", required=True, type=click.Choice(["zlab", "speculators", "sglang"]), help="Whose format to write."
+)
+@click.option(
+    "--target", default="TARGET", show_default=True, help="What to call the target in the command lines."
+)
+@wiring_options
+@json_option
+def export(checkpoint: Path, out: Path, stated: Any, as_json: bool, **how: Any) -> None:
+    """Write a drafter as SGLang, vLLM or z-lab's code reads it.
+
+    Prints the command lines that serve it. Refuses where the format has no
+    word for a field of the wiring, so that serving would compute another
+    function, and names the field.
+
+    \b
+    Example:
+      draftgauge export runs/step_4000/checkpoint.pt served --to zlab \\
+          --target Qwen/Qwen3-8B
+    """
+    from draftgauge.exporting import export_checkpoint
+    from draftgauge.report.terminal import export_report
+
+    value = export_checkpoint(checkpoint, out, stated=stated, progress=bar(), **how)
+    if as_json:
+        print_json(value)
+    else:
+        click.echo(export_report(value))

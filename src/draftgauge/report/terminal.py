@@ -249,6 +249,15 @@ def _origin_lines(produced: Mapping[str, Any]) -> list[str]:
     return [*lines, f"  template: {imported['template']}"]
 
 
+def export_report(value: Mapping[str, Any]) -> str:
+    """What was written, what its format leaves unsaid, and how it is served."""
+    lines = [f"wrote {value['path']} ({value['to']})"]
+    lines += [f"  not said, and so computed: {line}" for line in value["not_said"]]
+    parts = ["\n".join(wrap(line, indent="    ") for line in lines)]
+    parts += [f"serve it with {engine}:\n  {command}" for engine, command in value["serve"].items()]
+    return "\n\n".join(parts)
+
+
 def checkpoint_report(value: Mapping[str, Any]) -> str:
     """What `inspect` found: the file, the wiring with provenance, the key map, what else it holds."""
     parts = [_file_lines(value["file"])]
