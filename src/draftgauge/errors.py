@@ -10,7 +10,9 @@
     │   ├── PromptError              a prompt file
     │   ├── RunError                 a run directory, or two runs that cannot be compared
     │   ├── StoreError               a file or folder of ours: locked, full, changed under us
-    │   └── FleetError               a fleet or plan file, or a machine that refuses for good
+    │   ├── FleetError               a fleet or plan file, or a machine that refuses for good
+    │   └── EngineError              a serving engine: not known, refusing, or not to be measured
+    │       └── AnswerError              one answer of an engine that cannot be used; the others go on
     ├── IncompleteError          4   measured, but a part is missing or a gate failed
     └── UnfinishedError          5   a machine or disk stopped it: the same command goes on
         ├── ConnectionLostError      a connection ended before its work did
@@ -85,3 +87,11 @@ class ConnectionLostError(UnfinishedError):
 
 class BeingWrittenError(UnfinishedError):
     """A file is still being written, or changed while it was read; its writer has to finish first."""
+
+
+class EngineError(InputError):
+    """A serving engine is not one of those known, refuses, or answers in a way that cannot be measured."""
+
+
+class AnswerError(EngineError):
+    """One answer of an engine cannot be used; those to other prompts can."""
