@@ -291,12 +291,12 @@ def test_a_directory_without_weights_says_what_is_there(tmp_path: Path) -> None:
     for step in (100, 200):
         save_trained(tmp_path / "run" / f"step_{step}" / "checkpoint.pt")
     (tmp_path / "dcp").mkdir()
-    (tmp_path / "dcp" / ".metadata").write_bytes(b"")
+    (tmp_path / "dcp" / "__0_0.distcp").write_bytes(b"")
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "notes.txt").write_text("")
     cases = {
         "run": "one of its directories: step_100, step_200",
-        "dcp": "dcp_to_torch",
+        "dcp": "distributed checkpoint whose .metadata is missing",
         "text": "holds notes.txt",
     }
     for name, message in cases.items():

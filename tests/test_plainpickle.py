@@ -104,6 +104,12 @@ def test_a_function_in_a_pickle_is_a_name_only() -> None:
     assert (found.class_name, found.state, opaque) == ("os.system", None, ("os.system",))
 
 
+def test_an_opaque_key_keeps_its_content() -> None:
+    found, opaque = load(pickle.dumps({Path("a", "b"): 1}))
+    ((key, value),) = found.items()
+    assert (key.state, value, opaque) == (("a", "b"), 1, (key.class_name,))
+
+
 def nested(levels: int) -> bytes:
     return b"(" * levels + b"t" * levels + b"."
 

@@ -403,3 +403,14 @@ def test_a_torch_file_holds_what_it_says(plain: Path) -> None:
     assert opened.value["step"] == 5
     assert isinstance(opened.value["w"], StoredTensor)
     assert opened.fingerprint.size == plain.stat().st_size
+
+
+def test_a_file_inside_another_is_read_where_it_is(tmp_path: Path) -> None:
+    inner = saved(tmp_path / "inner.pt", {"fc": WEIGHT, "step": 3}).read_bytes()
+    (tmp_path / "outer").write_bytes(bytes(13) + inner + bytes(50))
+    read = read_torch_file(tmp_path / "outer", part=(13, len(inner)))
+    ((name, fc),) = read.tensors()
+    assert (name, b"".join(fc.blocks())) == ("fc", WEIGHT.numpy().tobytes())
+    assert verify_checksums(read).absent == 0
+    with pytest.raises(CheckpointError, match="truncated or still being written"):
+        read_torch_file(tmp_path / "outer", part=(13, len(inner) - 5))

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from draftgauge.distcp import verify_distributed
 from draftgauge.errors import CheckpointError, FamilyError
 from draftgauge.keys import canonical_name, foreign_family, unused_reason
 from draftgauge.tensorfile import ByteProgress, Fingerprint, StoredTensor
@@ -36,9 +37,9 @@ class KeyUse:
 class Checkpoint:
     """A drafter's file or directory, opened: its tensors by canonical name and everything around them.
 
-    `kind` is `hf-directory`, `safetensors` or `trainer-pt`; `state_dict` is the dotted path of the weights
-    within a `.pt`, empty if they are the whole of it. `config` and `step` are None where nothing states
-    them, and their `_source` then says why. `extras` describes, in a line each, what was not read.
+    `kind` is `hf-directory`, `safetensors`, `trainer-pt` or `distributed`; `state_dict` is the dotted path of the
+    weights within one of the last two, empty if they are the whole of it. `config` and `step` are None where
+    nothing states them, and their `_source` then says why. `extras` describes, in a line each, what was not read.
     `bytes_model` counts the tensors of `tensors`, `bytes_file` the files that hold them.
     """
 
@@ -61,7 +62,7 @@ class Checkpoint:
 
 
 def open_checkpoint(path: str | Path, *, state_dict: str | None = None) -> Checkpoint:
-    """Open a drafter: a Hugging Face directory, a trainer's step directory or `.pt`, or a safetensors file.
+    """Open a drafter: a Hugging Face directory, a trainer's directory, `.pt` or distributed save, or safetensors.
 
     `state_dict` chooses among several sets of weights in a `.pt`, by dotted path.
 
@@ -101,7 +102,8 @@ def require_tensors(checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ..
     """Raise unless the checkpoint has every expected tensor in its shape; -1 stands for any size.
 
     Raises:
-        CheckpointError: lists every missing tensor with the nearest stored name, and every other shape.
+        CheckpointError: lists every missing tensor with the nearest stored name, and every other shape; or a
+            tensor is of a type that is not computed with.
     """
     stored_names = [use.stored for use in checkpoint.key_map]
     problems = []
@@ -119,6 +121,13 @@ def require_tensors(checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ..
             f"{checkpoint.path} lacks tensors that its wiring needs:\n" + "\n".join(problems) + "\n"
             "Compare the wiring (--wiring) with the config that the drafter was trained with"
         )
+    for name in expected:
+        tensor, types = checkpoint.tensors[name], _INTEGERS if name == "d2t" else tuple(_EXPONENT_BITS)
+        if tensor.dtype not in types:
+            raise CheckpointError(
+                f"{checkpoint.path}: {name} has type {tensor.dtype}; expected one of {', '.join(types)}. "
+                "Save the unquantised weights, and d2t as whole numbers"
+            )
 
 
 def require_finite(checkpoint: Checkpoint, names: Iterable[str] | None = None) -> None:
@@ -160,6 +169,9 @@ def verify(checkpoint: Checkpoint, *, progress: ByteProgress | None = None) -> C
         (file,) = {tensor.path for tensor in checkpoint.tensors.values()}
         names = [tensor.name for tensor in checkpoint.tensors.values()]
         count = verify_checksums(read_torch_file(file), names, progress=progress)
+    elif checkpoint.kind == "distributed":
+        folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
+        count = verify_distributed(folder, checkpoint.tensors.values(), progress=progress)
     else:
         count = ChecksumCount(checked=0, absent=len({t.path for t in checkpoint.tensors.values()}))
     _require_unchanged(checkpoint)
@@ -235,6 +247,7 @@ def _fits(shape: tuple[int, ...], expected: tuple[int, ...]) -> bool:
 
 # The bits of the exponent: all of them set means NaN or infinity. All but the sign: zero means zero.
 _EXPONENT_BITS = {"BF16": 0x7F80, "F16": 0x7C00, "F32": 0x7F800000, "F64": 0x7FF0000000000000}
+_INTEGERS = ("I64", "I32")
 
 
 def _scan(tensor: StoredTensor) -> tuple[int, bool]:

@@ -358,7 +358,7 @@ class _Finisher:
 
     def finish(self, value: Any, path: str, depth: int) -> object:
         if not isinstance(value, dict | list | tuple | Unfinished):
-            return self._finish_leaf(value, path)
+            return self._finish_leaf(value, path, depth)
         if id(value) in self.done:
             return self.done[id(value)][1]
         if depth == MAX_DEPTH:
@@ -375,30 +375,29 @@ class _Finisher:
         if isinstance(value, dict):
             finished = {}
             for key, item in value.items():  # a loop: a comprehension would double the depth of the stack
-                finished[self._finish_key(key)] = self.finish(item, joined(path, key), depth)
+                finished[self._finish_key(key, depth)] = self.finish(item, joined(path, key), depth)
             return finished
         items = []
         for index, item in enumerate(value):
             items.append(self.finish(item, joined(path, index), depth))
         return tuple(items) if isinstance(value, tuple) else items
 
-    def _finish_leaf(self, value: Any, path: str) -> object:
+    def _finish_leaf(self, value: Any, path: str, depth: int) -> object:
         if isinstance(value, set | frozenset):
-            return type(value)(self._finish_key(item) for item in value)
+            return type(value)(self._finish_key(item, depth) for item in value)
         found = self.leaf(value, path)
         if isinstance(found, Global):
             self.opaque.add(found.name)
             return Opaque(found.name, None)
         return found
 
-    def _finish_key(self, key: Any) -> object:
-        """A key or an item of a set: what is known stays, what is not becomes opaque without content."""
+    def _finish_key(self, key: Any, depth: int) -> object:
+        """A key or an item of a set: what is known stays, what is not becomes opaque."""
         if isinstance(key, tuple):
-            return tuple(self._finish_key(item) for item in key)
+            return tuple(self._finish_key(item, depth) for item in key)
         if isinstance(key, Unfinished):
-            self.opaque.add(key.class_name)
-            return Opaque(key.class_name, None)
-        return self._finish_leaf(key, "(a key)")
+            return self.finish(key, "(a key)", depth)
+        return self._finish_leaf(key, "(a key)", depth)
 
 
 def joined(path: str, key: object) -> str:

@@ -28,6 +28,12 @@ _BLOCK_BYTES = 1 << 22
 _DISK_REFUSES = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG}
 
 
+def cache_folder() -> Path:
+    """Where what can be made or fetched again is kept: `draftgauge` in `$XDG_CACHE_HOME`, else in `~/.cache`."""
+    stated = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(stated) if Path(stated).is_absolute() else Path.home() / ".cache") / "draftgauge"
+
+
 def sha256_file(path: Path) -> str:
     """Hex SHA-256 of a file's content, as `sha256sum` prints it."""
     digest = hashlib.sha256()

@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeGuard
@@ -259,18 +259,29 @@ def write_safetensors(
         ((name, *_coded(name, value)) for name, value in tensors.items()),
         key=lambda item: -ITEM_BYTES[item[1]],
     )
-    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
-    end = 0
-    for name, code, array in coded:
-        header[name] = {"dtype": code, "shape": list(array.shape), "data_offsets": [end, end + array.nbytes]}
-        end += array.nbytes
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
+    described = [(name, code, array.shape) for name, code, array in coded]
     with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
+        file.write(safetensors_head(described, metadata=metadata))
         for _, _, array in coded:
             if array.nbytes:
                 file.write(_little_endian(array).reshape(-1).view(np.uint8).data)
+
+
+def safetensors_head(
+    tensors: Iterable[tuple[str, str, tuple[int, ...]]], *, metadata: Mapping[str, str] | None = None
+) -> bytes:
+    """What stands before the data of a safetensors file: names, type codes and shapes, in the order of the bytes.
+
+    Its length is a multiple of 8. Larger items should come first, so that every tensor is aligned.
+    """
+    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
+    for name, code, shape in tensors:
+        start, end = end, end + math.prod(shape) * ITEM_BYTES[code]
+        header[name] = {"dtype": code, "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
 def _read_header(path: Path, file_size: int) -> tuple[dict[str, object], int]:

@@ -7,13 +7,14 @@ stay where they are. This module knows nothing of drafters or of what the values
 Source: torch/serialization.py and torch/_utils.py (the rebuild functions); APPNOTE.TXT of the zip format.
 """
 
+import io
 import re
 import struct
 import zipfile
 import zlib
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -75,19 +76,24 @@ class ChecksumCount:
     absent: int
 
 
-def read_torch_file(path: Path) -> TorchFile:
+def read_torch_file(path: Path, *, part: tuple[int, int] | None = None) -> TorchFile:
     """Read the description of a `.pt` file, and no tensor's bytes.
+
+    `part` is the offset and the length of one inside a bigger file; offsets still count from the file's start.
 
     Raises:
         CheckpointError: no such file, not this format, damaged, truncated or still being written.
     """
     before = Fingerprint.of(path)
-    with open_to_read(path) as file:
-        _require_zip(path, file, before.size)
-        records = _records(path, file, before.size)
+    start, size = part or (0, before.size)
+    with open_to_read(path) as whole:
+        file = whole if part is None else _Part(whole, start, size)
+        _require_zip(path, file, size)
+        records = _records(path, file, size)
         data = _read(path, file, records["data.pkl"])
         if "byteorder" in records and _read(path, file, records["byteorder"]) != b"little":
             raise CheckpointError(f"{path} was written on a big-endian machine. {_RESAVE} on another one")
+    records = {name: replace(record, offset=start + record.offset) for name, record in records.items()}
     layout = _Layout(path, records)
     try:
         value, opaque_classes = load_plain(
@@ -139,7 +145,40 @@ def verify_checksums(
 # --- the zip -------------------------------------------------------------------------------------------
 
 
-def _require_zip(path: Path, file: BinaryIO, size: int) -> None:
+class _Part(io.RawIOBase):
+    """A part of a file, read as if it were a file of its own."""
+
+    def __init__(self, whole: BinaryIO, start: int, size: int) -> None:
+        self._whole, self._start, self._size, self._at = whole, start, size, 0
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        if at < 0:
+            raise ValueError(f"position {at} is before the part")
+        self._at = at
+        return at
+
+    def read(self, size: int | None = -1) -> bytes:
+        left = max(0, self._size - self._at)
+        self._whole.seek(self._start + self._at)
+        data = self._whole.read(left if size is None or size < 0 else min(size, left))
+        self._at += len(data)
+        return data
+
+
+_File = BinaryIO | _Part
+
+
+def _require_zip(path: Path, file: _File, size: int) -> None:
     """Tell a finished zip from a truncated one, from torch's older format and from anything else."""
     start = file.read(4)
     file.seek(max(0, size - _ZIP_END_BYTES))
@@ -157,7 +196,7 @@ def _require_zip(path: Path, file: BinaryIO, size: int) -> None:
         )
 
 
-def _records(path: Path, file: BinaryIO, size: int) -> dict[str, Record]:
+def _records(path: Path, file: _File, size: int) -> dict[str, Record]:
     """The records by name, below the one folder that torch puts around them."""
     try:
         with zipfile.ZipFile(file) as archive:
@@ -187,7 +226,7 @@ def _records(path: Path, file: BinaryIO, size: int) -> dict[str, Record]:
     }
 
 
-def _record(path: Path, file: BinaryIO, size: int, entry: zipfile.ZipInfo, root: str) -> Record:
+def _record(path: Path, file: _File, size: int, entry: zipfile.ZipInfo, root: str) -> Record:
     if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1:
         raise CheckpointError(
             f"{path}: the record {entry.filename} is compressed or encrypted; torch stores records as they "
@@ -207,7 +246,7 @@ def _record(path: Path, file: BinaryIO, size: int, entry: zipfile.ZipInfo, root:
     return Record(entry.filename.removeprefix(root), offset, entry.file_size, entry.CRC)
 
 
-def _read(path: Path, file: BinaryIO, record: Record) -> bytes:
+def _read(path: Path, file: _File, record: Record) -> bytes:
     if record.size > _MAX_PICKLE_BYTES:
         raise CheckpointError(
             f"{path}: its {record.name} has {record.size} bytes; expected less than {_MAX_PICKLE_BYTES}. "
@@ -363,7 +402,7 @@ def _view_with_dtype(
     if not isinstance(storage, _Storage) or not rest or not isinstance(rest[0], Global):
         return NotImplemented
     type_name = rest[0].name
-    return _checked_view(storage, _DTYPE_CODES.get(type_name), type_name, (offset, shape, stride))
+    return _checked_view(storage, DTYPE_CODES.get(type_name), type_name, (offset, shape, stride))
 
 
 def _checked_view(storage: _Storage, code: str | None, type_name: str, place: tuple[object, ...]) -> _View:
@@ -387,7 +426,8 @@ def _from_type(function: object, cls: object, args: object, *_: object) -> objec
     return NotImplemented
 
 
-def _size(values: object = ()) -> object:
+def torch_size(values: object = ()) -> object:
+    """What `torch.Size` makes: a tuple."""
     return tuple(values) if isinstance(values, list | tuple) else NotImplemented
 
 
@@ -413,7 +453,7 @@ _REBUILD: dict[str, Rebuild] = {
     "torch._utils._rebuild_parameter": _parameter,
     "torch._utils._rebuild_parameter_with_state": _parameter,
     "torch._tensor._rebuild_from_type_v2": _from_type,
-    "torch.Size": _size,
+    "torch.Size": torch_size,
     "torch.device": _device,
     "numpy.core.multiarray.scalar": _numpy_scalar,
     "numpy._core.multiarray.scalar": _numpy_scalar,
@@ -432,7 +472,8 @@ _STORAGE_CODES = {
     "ByteStorage": "U8",
     "BoolStorage": "BOOL",
 }
-_DTYPE_CODES = {
+#: The types that safetensors has as well, by torch's names for them.
+DTYPE_CODES = {
     "torch.float64": "F64",
     "torch.float32": "F32",
     "torch.float16": "F16",

@@ -8,12 +8,13 @@ the step and the config may be. It does not know what the tensors are for; the o
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from draftgauge.distcp import DATA_SUFFIX, METADATA, DistributedSave, located, read_distributed
 from draftgauge.errors import CheckpointError, FamilyError
 from draftgauge.keys import canonical_name, foreign_family
 from draftgauge.plainpickle import Opaque, joined
@@ -42,7 +43,7 @@ _STEP_KEYS = ("step", "global_step", "global_steps", "iteration", "iter", "num_s
 _STEP_IN_NAME = re.compile(
     r"(?:^|[_\-.])(?:step|steps|iter|iteration|checkpoint|ckpt)[_\-=]?(\d+)", re.IGNORECASE
 )
-_CONVERT_DCP = "python -m torch.distributed.checkpoint.format_utils dcp_to_torch DIRECTORY drafter.pt"
+_Save = TorchFile | DistributedSave
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,8 @@ def read_weights(path: Path, *, state_dict: str | None) -> Weights:
         return _from_safetensors(path, source, extras)
     if source.suffix in TORCH_SUFFIXES:
         return _from_torch(path, source, extras, state_dict)
+    if source.name == METADATA or source.suffix == DATA_SUFFIX:
+        return _from_distributed(path, source.with_name(METADATA), extras, state_dict)
     raise CheckpointError(
         f"{source} ends in {source.suffix or 'nothing'}; expected a directory, a .safetensors file or a "
         f"torch file ({', '.join(TORCH_SUFFIXES)})"
@@ -108,7 +111,7 @@ def _only_source(directory: Path) -> Path:
         for name in names
         if name.endswith(suffixes) and not _NOT_WEIGHTS.match(name) and name not in {*shards, _PROBE}
     ]
-    found = indexes + alone
+    found = indexes + alone + [directory / name for name in names if name == METADATA]
     if len(found) == 1:
         return found[0]
     if not found:
@@ -121,16 +124,20 @@ def _only_source(directory: Path) -> Path:
 
 
 def _what_helps(directory: Path, names: list[str]) -> str:
-    if ".metadata" in names or any(name.endswith(".distcp") for name in names):
-        return f"It is a distributed checkpoint; convert it: {_CONVERT_DCP}"
+    if any(name.endswith(DATA_SUFFIX) for name in names):
+        return (
+            f"Its *{DATA_SUFFIX} files are those of a distributed checkpoint whose {METADATA} is missing; that is "
+            "written last, and some copies leave hidden files out. Wait until it is saved, or copy it as well"
+        )
+    kinds = ("*.safetensors", "*.pt", METADATA)
     below = sorted(
         entry.name
         for entry in directory.iterdir()
-        if entry.is_dir() and (any(entry.glob("*.safetensors")) or any(entry.glob("*.pt")))
+        if entry.is_dir() and any(any(entry.glob(kind)) for kind in kinds)
     )
     if below:
         return f"Give one of its directories: {', '.join(below[:8])}{', ...' if len(below) > 8 else ''}"
-    return f"It holds {', '.join(names[:8]) or 'nothing'}. Expected model.safetensors or checkpoint.pt"
+    return f"It holds {', '.join(names[:8]) or 'nothing'}; expected model.safetensors or checkpoint.pt. Copy it again"
 
 
 def _weight_map(index: Path) -> dict[str, str]:
@@ -157,7 +164,7 @@ def _files_beside(source: Path) -> dict[str, str]:
     return {
         name: f"{size}, {what.get(name, 'not read')}"
         for name, size in sorted(beside.items())
-        if name not in own
+        if name not in own and not (source.name == METADATA and name.endswith(DATA_SUFFIX))
     }
 
 
@@ -257,37 +264,62 @@ def _config_beside(
 def _from_torch(path: Path, source: Path, extras: dict[str, str], state_dict: str | None) -> Weights:
     torch_file = read_torch_file(source)
     name, mapping = _chosen_state_dict(torch_file, state_dict)
-    fingerprints = {source: torch_file.fingerprint}
-    config, config_source = _config_beside(source, fingerprints)
+    files = {source: torch_file.fingerprint}
+    return _weights(path, "trainer-pt", extras, save=torch_file, chosen=(name, mapping), files=files)
+
+
+def _from_distributed(path: Path, source: Path, extras: dict[str, str], state_dict: str | None) -> Weights:
+    """The weights of a distributed checkpoint; what was sharded is put together in the cache folder."""
+    save = read_distributed(source.parent)
+    name, mapping = _chosen_state_dict(save, state_dict)
+    tensors, files = located(save, mapping)
+    found = _weights(path, "distributed", extras, save=save, chosen=(name, tensors), files=files)
+    return replace(found, fingerprints=save.fingerprints | found.fingerprints)
+
+
+def _weights(
+    path: Path,
+    kind: str,
+    extras: dict[str, str],
+    *,
+    save: _Save,
+    chosen: tuple[str, Mapping[str, object]],
+    files: dict[Path, Fingerprint],
+) -> Weights:
+    """The chosen mapping of a save with all that stands around it; `files` are those that hold its tensors."""
+    name, mapping = chosen
+    fingerprints = dict(files)
+    beside = next(iter(files), save.path)
+    config, config_source = _config_beside(beside, fingerprints)
     if config is None:
-        config, config_source = _config_within(torch_file)
-    step, step_source = _step_within(torch_file)
+        config, config_source = _config_within(save)
+    step, step_source = _step_within(save)
     if step is None and step_source == "":
         step, step_source = _step_in_name(path)
     return Weights(
         path=path,
-        kind="trainer-pt",
+        kind=kind,
         state_dict=name,
         tensors={key: v if isinstance(v, StoredTensor) else _class_name(v) for key, v in mapping.items()},
         config=config,
         config_source=config_source,
         step=step,
         step_source=step_source,
-        extras=extras | dict(_described(torch_file.value, "", name)),
-        opaque_classes=torch_file.opaque_classes,
-        tensor_files=(source,),
+        extras=extras | dict(_described(save.value, "", name)),
+        opaque_classes=save.opaque_classes,
+        tensor_files=tuple(files),
         fingerprints=fingerprints,
     )
 
 
-def _chosen_state_dict(torch_file: TorchFile, wanted: str | None) -> tuple[str, dict[str, object]]:
-    mappings = dict(_mappings(torch_file.value, "", set()))
+def _chosen_state_dict(save: _Save, wanted: str | None) -> tuple[str, dict[str, object]]:
+    mappings = dict(_mappings(save.value, "", set()))
     found = {path: mapping for path, mapping in mappings.items() if _has_fusion(mapping)}
     if wanted is not None:
         if wanted in found:
             return wanted, found[wanted]
         raise CheckpointError(
-            f"{torch_file.path} has no drafter weights at {wanted!r}; expected one of "
+            f"{save.path} has no drafter weights at {wanted!r}; expected one of "
             f"{', '.join(found) or 'none'}. Change --state-dict"
         )
     # An optimizer may keep its moments under the names of the weights; they are never the weights.
@@ -297,18 +329,18 @@ def _chosen_state_dict(torch_file: TorchFile, wanted: str | None) -> tuple[str, 
     if found:
         listed = ", ".join(path or "(the whole file)" for path in found)
         raise CheckpointError(
-            f"{torch_file.path} holds {len(found)} sets of drafter weights: {listed}. "
+            f"{save.path} holds {len(found)} sets of drafter weights: {listed}. "
             f"Choose one: --state-dict {next(filter(None, found))}"
         )
     for mapping in mappings.values():
         foreign = foreign_family(key for key, value in mapping.items() if isinstance(value, StoredTensor))
         if foreign is not None:
             raise FamilyError(
-                f"{torch_file.path} holds {foreign[1]}, which makes it {foreign[0].name}; only plain DFlash "
+                f"{save.path} holds {foreign[1]}, which makes it {foreign[0].name}; only plain DFlash "
                 f"drafters are computed. {foreign[0].help}"
             )
     raise CheckpointError(
-        f"{torch_file.path} holds no mapping of names to tensors with {_FUSION} in it; it holds "
+        f"{save.path} holds no mapping of names to tensors with {_FUSION} in it; it holds "
         f"{', '.join(path for path in list(mappings)[1:9]) or 'no mapping'}. "
         "Give the checkpoint of a DFlash drafter"
     )
@@ -348,12 +380,12 @@ def _described(value: object, path: str, chosen: str) -> Iterator[tuple[str, str
 
 
 def _description(value: object) -> str:
-    tensors = {(t.offset, t.nbytes) for _, t in tensors_in(value)}
+    tensors = {(t.path, t.offset, t.nbytes) for _, t in tensors_in(value)}
     if isinstance(value, StoredTensor):
         return f"tensor {value.dtype} {list(value.shape)}, {in_bytes(value.nbytes)}, not read"
     if tensors:
         count = sum(1 for _ in tensors_in(value))
-        return f"{count} tensors, {in_bytes(sum(nbytes for _, nbytes in tensors))}, not read"
+        return f"{count} tensors, {in_bytes(sum(nbytes for *_, nbytes in tensors))}, not read"
     if isinstance(value, str | float | bool | None) or (isinstance(value, int) and value.bit_length() < 64):
         return repr(value)[:80]
     if isinstance(value, dict | list | tuple | set | frozenset):
@@ -365,9 +397,9 @@ def _class_name(value: object) -> str:
     return value.class_name if isinstance(value, Opaque) else type(value).__name__
 
 
-def _config_within(torch_file: TorchFile) -> tuple[dict[str, object] | None, str]:
+def _config_within(save: _Save) -> tuple[dict[str, object] | None, str]:
     """The config among the values beside the weights, if one alone can be meant."""
-    top = torch_file.value if isinstance(torch_file.value, dict) else {}
+    top = save.value if isinstance(save.value, dict) else {}
     done: dict[int, object] = {}
     found = {key: plain for key in _CONFIG_KEYS if isinstance(plain := _plain(top.get(key), done), dict)}
     flat = {key: value for key, value in top.items() if str(key).startswith("dflash_") and key not in found}
@@ -375,7 +407,7 @@ def _config_within(torch_file: TorchFile) -> tuple[dict[str, object] | None, str
     if flat:
         speaking["dflash_*"] = flat
     chosen = speaking or found
-    name = torch_file.path.name
+    name = save.path.name
     if len(chosen) == 1:
         key, config = next(iter(chosen.items()))
         class_name = f" ({top[key].class_name})" if isinstance(top.get(key), Opaque) else ""
@@ -407,16 +439,16 @@ def _plain(value: object, done: dict[int, object]) -> object:
 # --- the step ------------------------------------------------------------------------------------------
 
 
-def _step_within(torch_file: TorchFile) -> tuple[int | None, str]:
+def _step_within(save: _Save) -> tuple[int | None, str]:
     """The step that the file states; an empty source means that it states none."""
-    top = torch_file.value if isinstance(torch_file.value, dict) else {}
+    top = save.value if isinstance(save.value, dict) else {}
     stated = {key: step for key in _STEP_KEYS if (step := _count(top.get(key))) is not None}
     if not stated:
         return None, ""
     if len(set(stated.values())) > 1:
-        return None, f"{torch_file.path.name} contradicts itself: {stated}"
+        return None, f"{save.path.name} contradicts itself: {stated}"
     key, step = next(iter(stated.items()))
-    return step, f"{torch_file.path.name}: {key}"
+    return step, f"{save.path.name}: {key}"
 
 
 def _count(value: object) -> int | None:
