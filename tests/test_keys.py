@@ -54,6 +54,11 @@ SHOWN_BY = {
         "aux_hidden_norms.0.weight",
     ],
     "DFlash with attention sinks": ["layers.0.self_attn.attention_sink_bias", "layers.0.self_attn.sinks"],
+    "DFlash with Gemma's layers": [
+        "layers.0.pre_feedforward_layernorm.weight",
+        "model.layers.1.post_feedforward_layernorm.weight",
+        "layers.0.layer_scalar",
+    ],
     "EAGLE-3": ["layers.0.hidden_norm.weight", "midlayer.hidden_norm.weight"],
     "MTP": ["eh_proj.weight", "mtp.fc.weight", "layers.0.enorm.weight", "pre_fc_norm_hidden.weight"],
     "Medusa": ["medusa_head.0.linear.weight"],

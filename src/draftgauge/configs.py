@@ -123,13 +123,28 @@ def _defaults(config: Mapping[str, Any] | None, *, source: str, known: Found) ->
     if config.get("num_hidden_layers") is not None and not config.get("use_sliding_window"):
         every = ["full_attention"] * int(config["num_hidden_layers"])
         found["layer_types"] = (every, f"{source}: it names no layer_types, so no layer slides")
-    if "dflash_config" in config or "target_layer_ids" in config:
+    if config.keys() & {"dflash_config", "target_layer_ids", "dflash_target_layer_ids"}:
         default = "default of the z-lab format"
         found["predicts_from_anchor"] = (False, default)
-        found["tap_after_final_norm"] = (True, f"{default}: a last layer is tapped after its norm")
+        if "dflash_target_layer_ids" not in config:
+            found["tap_after_final_norm"] = (True, f"{default}: a last layer is tapped after its norm")
         if "head_dim" in known and not _rotates_partially(config):
             found["rope_dims"] = (known["head_dim"][0], f"{default}: all of head_dim")
-    return found
+    return found | _of_project(config, source=source)
+
+
+def _of_project(config: Mapping[str, Any], *, source: str) -> Found:
+    """What a config means because it shows whose code wrote it."""
+    if config.get("model_type") == "muse_glimmer_assistant":
+        where = f"{source}: model_type, transformers' own DFlash"
+        every = (["sliding_attention"] * int(config.get("num_hidden_layers") or 0), where)
+        window = _window(config.get("sliding_window", 2048), f"{source}: sliding_window, 2048 if not said")
+        return {"convention": ("transformers", where), "sliding_window": window, "layer_types": every}
+    if "DSparkModel" in str(config.get("architectures")):
+        where = f"{source}: architectures, DeepSpec's; row 0 predicts, a layer is tapped before the norm"
+        return {"predicts_from_anchor": (True, where), "tap_after_final_norm": (False, where)}
+    where = f"{source}: dflash_target_layer_ids, SpecForge's"
+    return {"convention": ("specforge", where)} if "dflash_target_layer_ids" in config else {}
 
 
 def _given(given: Mapping[str, Any], *, source: str) -> Found:
@@ -431,7 +446,7 @@ def _agree(shown: Found, told: Found) -> None:
             said, source = told[name]
             raise WiringError(
                 f"{name}: {said} ({source}) contradicts {value} ({where}); one of the two belongs to another "
-                "checkpoint"
+                "checkpoint: give the config that was saved with these weights"
             )
 
 

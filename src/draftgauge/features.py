@@ -53,7 +53,8 @@ def as_torch(stored: StoredTensor) -> Tensor:
     """
     if stored.dtype not in _DTYPES:
         raise RecordingError(
-            f"{stored.path}: {stored.name} is stored as {stored.dtype}; nothing computes with it"
+            f"{stored.path}: {stored.name} is stored as {stored.dtype}, nothing computes with it; expected one of "
+            f"{', '.join(_DTYPES)}. Save it in one of them"
         )
     if stored.nbytes == 0:
         return torch.empty(stored.shape, dtype=_DTYPES[stored.dtype])

@@ -46,6 +46,10 @@ FAMILIES: tuple[Family, ...] = (
     Family("Domino", _WITHIN + r"(?:prefix_gru|embed_proj)\..*"),
     Family("Laguna", _WITHIN + r"(?:qkv_proj|g_proj|aux_hidden_norms)\..*"),
     Family("DFlash with attention sinks", _WITHIN + r"(?:attention_sink_bias|sinks)"),
+    Family(
+        "DFlash with Gemma's layers",
+        r"layers\.\d+\.(?:(?:pre|post)_feedforward_layernorm\.weight|layer_scalar)",
+    ),
     EAGLE3,
     Family("MTP", _WITHIN + r"(?:mtp|eh_proj|enorm|hnorm|shared_head|pre_fc_norm_\w+)\..*"),
     Family("Medusa", r"medusa_heads?\..*"),
