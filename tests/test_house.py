@@ -22,11 +22,12 @@ PACKAGE = ROOT / "src" / "draftgauge"
 # offer, and `python -m draftgauge`.
 FLOORS = {
     0: "errors progress tensorfile acceptance ranking tree stats caveats trust repetition",
-    1: "store prompts wiring configs keys plainpickle torchfile weights summary",
+    1: "store prompts wiring configs keys plainpickle torchfile distcp weights summary",
     2: "checkpoint recording runs probe neighbours targetfiles targetends rendering featurefiles",
-    3: "matching layouts target features drafters stated",
+    3: "fit matching layouts target features drafters stated engines",
     4: "record importing replay measure decode pairing trials search controls soundness health witness probing",
-    5: "evaluate sources compare train inspection report check diagnose gates beside kept like",
+    5: "evaluate online crosscheck picking exporting sources compare train inspection report check diagnose gates "
+    "beside kept like",
     6: "fleet",
     7: "cli",
     8: "draftgauge __main__",
@@ -35,9 +36,15 @@ SIBLINGS = {
     "prompts -> store": "a prompt set is identified by its content, as files are",
     "configs -> wiring": "a config is one of the sources that a wiring is read from",
     "torchfile -> plainpickle": "the pickle is one entry of the zip that torch writes",
+    "distcp -> keys": "flat names are divided where a fusion of taps begins",
+    "distcp -> plainpickle": "its description is a pickle",
+    "distcp -> store": "what is put together is published as all files of ours are",
+    "distcp -> torchfile": "each chunk is a file of torch inside another",
+    "weights -> distcp": "weights lie in distributed checkpoints as well",
     "weights -> keys": "which of a file's states is the drafter's shows in its names",
     "weights -> plainpickle": "a trainer's save holds opaque values beside its tensors",
     "weights -> torchfile": "weights lie in torch files as in safetensors",
+    "target -> features": "a target's ends are written as features are",
     "drafters -> features": "features bring mapped bytes into torch, the weights too",
     "controls -> trials": "a control compares streaks on a trial",
     "search -> pairing": "a search tries wirings of a pair",
@@ -48,14 +55,16 @@ SIBLINGS = {
     "like -> evaluate": "it gives the options of an evaluation",
     "like -> sources": "two recordings are the same where their references' digests are",
     "evaluate -> sources": "a run says what it was measured from",
+    "crosscheck -> check": "a replay that is not trusted is no witness",
+    "crosscheck -> online": "one of the witnesses",
     "measure -> replay": "a measurement is a replay of every item",
 }
 # Third-party libraries and who may import them; `*` is everybody.
 LIBRARIES = {
     "numpy": "*",
     "jaxtyping": "*",
-    "torch": "target features drafters record importing replay measure decode pairing train trials controls soundness "
-    "health witness probing search",
+    "torch": "target features drafters record importing replay measure decode pairing train trials controls "
+    "soundness health witness probing search crosscheck",
     "transformers": "target record",
     "huggingface_hub": "target",
     "numba": "ranking tree",
@@ -67,19 +76,26 @@ LIBRARIES = {
     "jinja2": "rendering",
     "click": "cli",
     "msgspec": "fleet",
-    "tenacity": "fleet",
+    "tenacity": "fleet engines",
+    "httpx2": "engines",
 }
 FLOOR_OF = {module: floor for floor, modules in FLOORS.items() for module in modules.split()}
 HEAVY = ("torch", "transformers", "numba", "scipy", "pyarrow", "numpy")
 TORCHLESS = [m for m in FLOOR_OF if FLOOR_OF[m] < 3] + [
     "stated",
     "inspection",
+    "fit",
+    "layouts",
+    "matching",
+    "picking",
+    "exporting",
     "compare",
     "gates",
     "beside",
     "kept",
     "report",
     "fleet",
+    "engines",
     "cli",
 ]
 
@@ -91,8 +107,10 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
     "module lines": {},
     "body lines": {},
     "parameters": {
+        "cli.engines.references": "click hands over one parameter for each option",
         "cli.fleet.stage": "click hands over one parameter for each option",
         "cli.making.record": "click hands over one parameter for each option",
+        "cli.recordings.import_": "click hands over one parameter for each option",
         "cli.measuring.eval_": "click hands over one parameter for each option",
         "tree._offer": "a kernel that is inlined: a tuple of arrays would be unpacked at every call",
     },

@@ -23,7 +23,7 @@ def found(
     stops: tuple[int, ...] = (),
 ) -> list[tuple[str, tuple[int, ...], int]]:
     rows = 0 if tokens is None else len(tokens)
-    return [(r.id, r.tokens, r.start) for r in made.find(name, tokens, mask, rows=rows, stops=stops)]
+    return [(r.id, r.tokens, r.start) for r in made.find(name, tokens, mask=mask, rows=rows, stops=stops)]
 
 
 def test_the_longest_prompt_that_a_sequence_begins_with_is_its_own() -> None:
@@ -53,7 +53,7 @@ def test_a_mask_says_where_answers_are() -> None:
         ("x/1", (5, 6, 7), 1),
         ("x/2", (5, 6, 7, 8, 9, 4), 4),
     ]
-    (only,) = references(SHORT).find("x", [1, 2, 7, 8, 9, 4], [0, 0, 1, 1, 0, 0], rows=6, stops=())
+    (only,) = references(SHORT).find("x", [1, 2, 7, 8, 9, 4], mask=[0, 0, 1, 1, 0, 0], rows=6, stops=())
     assert (only.id, only.tokens, only.conversation) == ("short", (1, 2, 7, 8), None)
 
 

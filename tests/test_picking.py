@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from draftgauge.picking import ages, pick_recording
+from draftgauge.picking import pick_recording
 from draftgauge.prompts import PromptSet
 from draftgauge.record import Request, record_target
 from draftgauge.recording import Recording
+from draftgauge.report.recordings import pick_report
 from tests import foreign, tiny
 
 
@@ -98,8 +99,9 @@ def test_what_is_older_than_its_target_is_taken_last(tmp_path: Path) -> None:
     value = picked(stale.path, fresh.path)
     assert value["take"] == str(fresh.path)
     assert value["why"] == "it covers 1 of 1 prompt(s); the next is older than its target"
-    assert ages(value["candidates"][0]).endswith(", older than its target's weights")
-    assert ages(value["candidates"][1]).endswith(", newer than its target's weights")
+    older, newer = (line for line in pick_report(value).splitlines() if "prompt(s), " in line)
+    assert older.endswith(", older than its target's weights")
+    assert newer.endswith(", newer than its target's weights")
 
 
 def test_the_age_of_features_is_that_of_a_target_that_is_named(tmp_path: Path) -> None:

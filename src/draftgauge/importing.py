@@ -221,7 +221,7 @@ def _references_in(
     mask = None if features.loss_mask is None else ids_of(features.loss_mask)
     name, part = layout.taps[0]
     rows = features.states[name].numel // features.width(name)
-    found = references.find(features.name, tokens, mask, rows=rows, stops=sequences.facts.stop_token_ids)
+    found = references.find(features.name, tokens, mask=mask, rows=rows, stops=sequences.facts.stop_token_ids)
     for name, part in {*layout.taps, *([] if layout.last is None else [layout.last])}:
         states_of(features, name, part=part, length=found[0].rows, hidden_size=sequences.facts.hidden_size)
     vocabulary = sequences.facts.vocab_size

@@ -89,8 +89,8 @@ class References:
         self,
         name: str,
         tokens: Sequence[int] | None,
-        mask: Sequence[int] | None,
         *,
+        mask: Sequence[int] | None,
         rows: int,
         stops: Sequence[int],
     ) -> list[Reference]:

@@ -7,7 +7,6 @@ that can be told without the target. Reads descriptions only, without torch.
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -226,20 +225,3 @@ def _narrow(features: Features, wiring: Wiring) -> str:
     if states < taps or states != int(states):
         return f"{features.name}: its tensors hold {states:g} states, the drafter reads {taps} taps"
     return ""
-
-
-def ages(value: dict[str, Any]) -> str:
-    """When a candidate was made, and whether its target is newer, in words.
-
-    Example:
-        `"2026-11-30 17:04, older than its target's weights"`.
-    """
-    if value["made"] is None:
-        return "age unknown"
-    made = time.strftime("%Y-%m-%d %H:%M", time.localtime(value["made"]))
-    compared = {
-        True: ", older than its target's weights",
-        False: ", newer than its target's weights",
-        None: "",
-    }
-    return made + compared[value["behind_target"]]

@@ -156,8 +156,8 @@ def record_target(
 def fill_recording(
     recording_path: str | Path,
     target_path: str | Path,
-    prompts: PromptSet,
     *,
+    prompts: PromptSet,
     root: Path = Path("recordings"),
     max_new_tokens: int = 256,
     batch_size: int = 16,

@@ -16,11 +16,14 @@ from pathlib import Path
 
 import click
 
+from draftgauge.cli.crosscheck import crosscheck
+from draftgauge.cli.engines import references
 from draftgauge.cli.fleet import fleet, run, stage, watch
-from draftgauge.cli.making import record, train
+from draftgauge.cli.making import export, record, train
 from draftgauge.cli.measuring import check, diagnose, eval_, inspect
 from draftgauge.cli.options import EXIT_CODES
-from draftgauge.cli.reading import compare, recordings, runs, show
+from draftgauge.cli.reading import compare, runs, show
+from draftgauge.cli.recordings import recordings
 from draftgauge.errors import DraftgaugeError
 
 
@@ -43,8 +46,10 @@ def cli() -> None:
     """
 
 
-_SINGLE = (inspect, record, eval_, check, diagnose, train, recordings, runs, show, compare)
-for _command in (*_SINGLE, fleet, stage, run, watch):
+_MAKING = (inspect, references, record, train, export)
+_MEASURING = (eval_, check, diagnose, crosscheck)
+_READING = (recordings, runs, show, compare)
+for _command in (*_MAKING, *_MEASURING, *_READING, fleet, stage, run, watch):
     cli.add_command(_command)
 
 

@@ -210,7 +210,7 @@ def fill(recording: Path, target: Path, prompts: str, root: Path, as_json: bool,
     from draftgauge.prompts import read_prompts
     from draftgauge.record import fill_recording
 
-    made = fill_recording(recording, target, read_prompts(prompts), root=root, progress=bar(), **how)
+    made = fill_recording(recording, target, prompts=read_prompts(prompts), root=root, progress=bar(), **how)
     _show(made, as_json=as_json)
     if made.failed:
         raise IncompleteError(f"{len(made.failed)} prompt(s) could not be recorded, for the reasons above")

@@ -5,10 +5,10 @@ Takes plain values; knows nothing of how they were found.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
-from draftgauge.picking import ages
 from draftgauge.report.text import number, wrap
 
 
@@ -35,11 +35,26 @@ def _candidate(candidate: Mapping[str, Any]) -> str:
         if candidate["fits"] and candidate["kind"] == "features":
             verdict = "fits by its widths, once imported"
         lines.append(f"  {kind}: {verdict}")
-        lines.append(
-            f"  {candidate['prompts']} of {candidate['prompts_asked']} prompt(s), {ages(dict(candidate))}"
-        )
+        lines.append(f"  {candidate['prompts']} of {candidate['prompts_asked']} prompt(s), {_age(candidate)}")
         if candidate["kind"] == "recording":
             lines.append(f"  references agree {number(candidate['agreement'])} with the target")
         if candidate["lacks"]:
             lines.append(f"  ! {candidate['lacks']}")
     return "\n".join(wrap(line, indent="    ") for line in lines)
+
+
+def _age(value: Mapping[str, Any]) -> str:
+    """When a candidate was made, and whether its target is newer, in words.
+
+    Example:
+        `"2026-11-30 17:04, older than its target's weights"`.
+    """
+    if value["made"] is None:
+        return "age unknown"
+    made = time.strftime("%Y-%m-%d %H:%M", time.localtime(value["made"]))
+    compared = {
+        True: ", older than its target's weights",
+        False: ", newer than its target's weights",
+        None: "",
+    }
+    return made + compared[value["behind_target"]]
