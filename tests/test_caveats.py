@@ -69,6 +69,11 @@ YIELD: dict[str, tuple[str, dict[str, Any], str]] = {
         {"opaque_classes": ("pkg.Config", "pkg.Args")},
         "never loaded: pkg.Config, pkg.Args",
     ),
+    "mutable-revision": (
+        "note",
+        {"mutable_url": "hf://lab/drafter@main", "revision": "0123abcd"},
+        "hf://lab/drafter@main may point to other weights tomorrow; measured was 0123abcd.",
+    ),
     "no-checksums": (
         "note",
         {"checksums_absent": 2},

@@ -63,6 +63,8 @@ class Facts:
     drafted_tokens: int
     unreachable_tokens: int
     stored_in: str
+    mutable_url: str = ""
+    revision: str = ""
     template: str = ""
     template_switches: Sequence[str] = ()
     overridden: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
@@ -296,6 +298,12 @@ def _file(f: Facts) -> Iterator[Caveat]:
             "opaque-values",
             "note",
             f"The file holds values of classes that are never loaded: {', '.join(f.opaque_classes)}.",
+        )
+    if f.mutable_url:
+        yield Caveat(
+            "mutable-revision",
+            "note",
+            f"{f.mutable_url} may point to other weights tomorrow; measured was {f.revision}.",
         )
     if f.checksums_absent:
         yield Caveat(

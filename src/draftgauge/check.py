@@ -58,7 +58,7 @@ def check_checkpoint(
         RecordingError: The recording is damaged or does not hold what the drafter reads.
     """
     started = time.time()
-    pair = open_pair(checkpoint_path, recording_path, stated=stated, state_dict=state_dict)
+    pair = open_pair(checkpoint_path, recording_path, stated=stated, state_dict=state_dict, progress=progress)
     require_sound(pair.checkpoint, pair.wiring, progress=progress)
     items = list(verify_items(pair.recording, pair.items))
     drafter = open_drafter(pair.checkpoint, pair.wiring, recording=pair.recording, dtype=dtype)

@@ -18,8 +18,10 @@ import numpy as np
 from draftgauge.distcp import verify_distributed
 from draftgauge.errors import CheckpointError, FamilyError
 from draftgauge.keys import canonical_name, foreign_family, unused_reason
+from draftgauge.progress import Progress, silent
 from draftgauge.tensorfile import ByteProgress, Fingerprint, StoredTensor
 from draftgauge.torchfile import ChecksumCount, read_torch_file, verify_checksums
+from draftgauge.urls import Localised, localise
 from draftgauge.weights import Weights, read_weights
 
 
@@ -40,7 +42,8 @@ class Checkpoint:
     `kind` is `hf-directory`, `safetensors`, `trainer-pt` or `distributed`; `state_dict` is the dotted path of the
     weights within one of the last two, empty if they are the whole of it. `config` and `step` are None where
     nothing states them, and their `_source` then says why. `extras` describes, in a line each, what was not read.
-    `bytes_model` counts the tensors of `tensors`, `bytes_file` the files that hold them.
+    `bytes_model` counts the tensors of `tensors`, `bytes_file` the files that hold them; `origin` is the address
+    that it was fetched from, if it was.
     """
 
     path: Path
@@ -59,12 +62,16 @@ class Checkpoint:
     dtypes: dict[str, int]
     files: tuple[Path, ...]
     fingerprints: dict[Path, Fingerprint]
+    origin: Localised
 
 
-def open_checkpoint(path: str | Path, *, state_dict: str | None = None) -> Checkpoint:
+def open_checkpoint(
+    path: str | Path, *, state_dict: str | None = None, progress: Progress = silent
+) -> Checkpoint:
     """Open a drafter: a Hugging Face directory, a trainer's directory, `.pt` or distributed save, or safetensors.
 
-    `state_dict` chooses among several sets of weights in a `.pt`, by dotted path.
+    `path` may be an address (`hf://owner/repo@revision`, `https://...`, `s3://...`), which is fetched first;
+    `progress` shows that. `state_dict` chooses among several sets of weights in a `.pt`, by dotted path.
 
     Example:
         `open_checkpoint("runs/step_4000").tensors["fc.weight"]` is
@@ -73,8 +80,10 @@ def open_checkpoint(path: str | Path, *, state_dict: str | None = None) -> Check
     Raises:
         CheckpointError: missing, ambiguous, damaged, truncated or still being written.
         FamilyError: the tensors are those of another kind of drafter.
+        ConnectionLostError: an address that does not answer.
     """
-    weights = read_weights(Path(path), state_dict=state_dict)
+    origin = localise(path, progress=progress)
+    weights = read_weights(origin.path, state_dict=state_dict)
     tensors, key_map = _named(weights)
     for file, fingerprint in weights.fingerprints.items():
         fingerprint.require_unchanged(file)
@@ -95,6 +104,7 @@ def open_checkpoint(path: str | Path, *, state_dict: str | None = None) -> Check
         dtypes=dict(Counter(tensor.dtype for tensor in tensors.values())),
         files=tuple(weights.fingerprints),
         fingerprints=weights.fingerprints,
+        origin=origin,
     )
 
 

@@ -87,6 +87,7 @@ def crosscheck(
         stated=question.stated,
         state_dict=question.state_dict,
         num_prompts=question.num_prompts,
+        progress=progress,
     )
     require_sound(pair.checkpoint, pair.wiring, progress=progress)
     drafter = open_drafter(pair.checkpoint, pair.wiring, recording=pair.recording, dtype=question.dtype)

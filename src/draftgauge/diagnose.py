@@ -57,7 +57,7 @@ def diagnose_checkpoint(
         RecordingError: The recording is damaged or does not hold what the drafter reads.
     """
     started = time.time()
-    pair = open_pair(checkpoint_path, recording_path, stated=stated, state_dict=state_dict)
+    pair = open_pair(checkpoint_path, recording_path, stated=stated, state_dict=state_dict, progress=progress)
     require_sound(pair.checkpoint, pair.wiring, progress=progress)
     bench, wiring = open_bench(pair, dtype=dtype, seed=seed), pair.wiring
     first = streak = bench.streaks(wiring)

@@ -95,3 +95,8 @@ class EngineError(InputError):
 
 class AnswerError(EngineError):
     """One answer of an engine cannot be used; those to other prompts can."""
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of somebody else's says, in one line."""
+    return (str(error).splitlines() or [type(error).__name__])[0]

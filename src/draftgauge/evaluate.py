@@ -97,7 +97,8 @@ def evaluate_checkpoint(
     controls passed stands in `summary["trust"]`.
 
     Args:
-        checkpoint_path: A drafter directory, a trainer's step directory, a `.pt` or a `.safetensors` file.
+        checkpoint_path: A drafter directory, a trainer's step directory, a `.pt` or a `.safetensors` file, or the
+            address of one.
         recording_path: A recording's folder.
         options: Policies, dtype, limits, and what the user states about the wiring.
         root: The folder that holds runs.
@@ -117,6 +118,7 @@ def evaluate_checkpoint(
         state_dict=options.state_dict,
         num_prompts=options.num_prompts,
         prompts=options.prompts,
+        progress=progress,
     )
     policies = tuple(sorted({*options.policies, *ALWAYS}))
     unverified = require_sound(pair.checkpoint, pair.wiring, progress=progress)

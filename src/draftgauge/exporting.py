@@ -80,7 +80,7 @@ def export_checkpoint(
     Example of the result: `{"path": "served", "to": "zlab", "serve": {"vllm": "vllm serve ..."}, "not_said": []}`.
     """
     form = _format(to)
-    checkpoint = open_checkpoint(checkpoint_path, state_dict=state_dict)
+    checkpoint = open_checkpoint(checkpoint_path, state_dict=state_dict, progress=progress)
     wiring = used_wiring(wiring_of(checkpoint, stated), stated)
     require_tensors(checkpoint, tensor_shapes(wiring))
     names = checkpoint.tensors

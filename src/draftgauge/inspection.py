@@ -32,12 +32,14 @@ def inspect_checkpoint(
         CheckpointError: The file is damaged, truncated, or still being written.
         FamilyError: The tensors are those of another kind of drafter.
     """
-    checkpoint = open_checkpoint(path, state_dict=state_dict)
+    checkpoint = open_checkpoint(path, state_dict=state_dict, progress=progress)
     checksums = verify(checkpoint)
     wiring, wiring_problem = _wiring(checkpoint, stated)
     return {
         "file": {
             "path": str(checkpoint.path),
+            "url": checkpoint.origin.url,
+            "revision": checkpoint.origin.revision,
             "kind": checkpoint.kind,
             "bytes_file": checkpoint.bytes_file,
             "bytes_model": checkpoint.bytes_model,

@@ -16,7 +16,7 @@ from draftgauge.drafters import DFlash, load_drafter
 from draftgauge.errors import WiringError
 from draftgauge.features import as_torch
 from draftgauge.fit import require_fit
-from draftgauge.progress import Progress
+from draftgauge.progress import Progress, silent
 from draftgauge.recording import ENDS, Item, Recording, open_recording
 from draftgauge.stated import Stated, used_wiring, wiring_of
 from draftgauge.wiring import Wiring, tensor_shapes
@@ -47,23 +47,26 @@ def open_pair(
     state_dict: str | None = None,
     num_prompts: int | None = None,
     prompts: Sequence[str] | None = None,
+    progress: Progress = silent,
 ) -> Pair:
     """The checkpoint and the recording, with the items to measure on.
 
     Args:
-        checkpoint_path: A drafter directory, a trainer's step directory, a `.pt` or a `.safetensors` file.
+        checkpoint_path: A drafter directory, a trainer's step directory, a `.pt` or a `.safetensors` file, or the
+            address of one.
         recording_path: A recording's folder.
         stated: What the user states about the wiring.
         state_dict: Which weights in a `.pt` that holds several.
         num_prompts: Only the first so many of the recorded prompts.
         prompts: Only the prompts of these ids, in the recording's order.
+        progress: Shows the download of a checkpoint that lies elsewhere.
 
     Raises:
         CheckpointError: The file is damaged or holds no drafter.
         WiringError: The wiring is not known completely, or impossible.
         RecordingError: The recording is damaged, lacks one of `prompts`, or was made of another target.
     """
-    checkpoint = open_checkpoint(checkpoint_path, state_dict=state_dict)
+    checkpoint = open_checkpoint(checkpoint_path, state_dict=state_dict, progress=progress)
     trained = wiring_of(checkpoint, stated)
     wiring = used_wiring(trained, stated)
     recording = open_recording(recording_path)

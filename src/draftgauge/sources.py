@@ -9,7 +9,9 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any
+from urllib.parse import urlsplit
 
 from draftgauge.caveats import Facts
 from draftgauge.checkpoint import Checkpoint
@@ -31,6 +33,10 @@ _NAMELESS = ("checkpoint", "training_state", "model", "pytorch_model")
 
 def label_of(checkpoint: Checkpoint) -> str:
     """What a run of this checkpoint is called: its folder, or its file where that has a name of its own."""
+    if checkpoint.origin.url is not None:
+        place = PurePosixPath(urlsplit(checkpoint.origin.url).path)
+        name = place.stem if checkpoint.path.is_file() else place.name
+        return (place.parent.name if name in _NAMELESS else name).partition("@")[0]
     path = checkpoint.path.resolve()
     if path.is_dir():
         return path.name
@@ -58,6 +64,8 @@ def source_facts(pair: Pair) -> dict[str, Any]:
     return {
         "checkpoint": {
             "path": str(checkpoint.path.resolve()),
+            "url": checkpoint.origin.url,
+            "revision": checkpoint.origin.revision,
             "kind": checkpoint.kind,
             "state_dict": checkpoint.state_dict,
             "step": checkpoint.step,
@@ -145,6 +153,8 @@ def caveat_facts(
         drafted_tokens=sum(drafted for drafted, _ in misses),
         unreachable_tokens=sum(lacking for _, lacking in misses),
         stored_in=checkpoint.kind,
+        mutable_url="" if checkpoint.origin.pinned else str(checkpoint.origin.url),
+        revision=checkpoint.origin.revision or "",
         failed_controls=_slugs(known.controls, "failed"),
         undecided_controls=_slugs(known.controls, "undecided"),
         **_apart(summary, by_slug.get("references-degenerate")),

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from draftgauge.cli.options import (
+    CHECKPOINT,
     EXIT_CODES,
     FOLDER,
     bar,
@@ -22,7 +23,7 @@ from draftgauge.errors import IncompleteError
 
 
 @click.command(epilog=EXIT_CODES)
-@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.argument("checkpoint", type=CHECKPOINT)
 @click.option("--recording", required=True, type=FOLDER, help="The recording to replay against.")
 @click.option("--target", type=FOLDER, help="Also decode online, with the target in this directory.")
 @click.option("--engine", metavar="URL", help="Also ask a server that runs target and drafter.")
@@ -37,7 +38,7 @@ from draftgauge.errors import IncompleteError
 @wiring_options
 @json_option
 def crosscheck(
-    checkpoint: Path, recording: Path, stated: Any, budgets: tuple[int, ...], as_json: bool, **how: Any
+    checkpoint: str, recording: Path, stated: Any, budgets: tuple[int, ...], as_json: bool, **how: Any
 ) -> None:
     """Find out why a server accepts less than your metrics say.
 

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from draftgauge.cli.options import (
+    CHECKPOINT,
     EXIT_CODES,
     FOLDER,
     bar,
@@ -27,9 +28,7 @@ from draftgauge.errors import IncompleteError
     "--target", required=True, type=click.Path(path_type=Path), help="Local Hugging Face directory."
 )
 @click.option("--prompts", "source", required=True, help="JSON-lines file, or builtin:coding10.")
-@click.option(
-    "--checkpoint", type=click.Path(path_type=Path), help="Record the taps that this drafter reads."
-)
+@click.option("--checkpoint", type=CHECKPOINT, help="Record the taps that this drafter reads.")
 @counted("--max-new-tokens", default=256, show_default=True, help="Longest completion.")
 @click.option(
     "--template", default="chat", show_default=True, help="chat, chat-thinking, chat-no-thinking, raw."
@@ -47,7 +46,7 @@ from draftgauge.errors import IncompleteError
 def record(
     target: Path,
     source: str,
-    checkpoint: Path | None,
+    checkpoint: str | None,
     stated: Any,
     state_dict: str | None,
     root: Path,
@@ -135,7 +134,7 @@ def train(
 
 
 @click.command(epilog=EXIT_CODES)
-@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.argument("checkpoint", type=CHECKPOINT)
 @click.argument("out", type=FOLDER)
 @click.option(
     "--to", required=True, type=click.Choice(["zlab", "speculators", "sglang"]), help="Whose format to write."
@@ -145,7 +144,7 @@ def train(
 )
 @wiring_options
 @json_option
-def export(checkpoint: Path, out: Path, stated: Any, as_json: bool, **how: Any) -> None:
+def export(checkpoint: str, out: Path, stated: Any, as_json: bool, **how: Any) -> None:
     """Write a drafter as SGLang, vLLM or z-lab's code reads it.
 
     Prints the command lines that serve it. Refuses where the format has no

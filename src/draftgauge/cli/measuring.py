@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from draftgauge.cli.options import (
+    CHECKPOINT,
     EXIT_CODES,
     FOLDER,
     bar,
@@ -27,10 +28,10 @@ from draftgauge.errors import IncompleteError, InputError
 
 
 @click.command(epilog=EXIT_CODES)
-@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.argument("checkpoint", type=CHECKPOINT)
 @wiring_options
 @json_option
-def inspect(checkpoint: Path, stated: Any, state_dict: str | None, as_json: bool) -> None:
+def inspect(checkpoint: str, stated: Any, state_dict: str | None, as_json: bool) -> None:
     """Open a drafter file and say what it holds and how it is wired.
 
     Never runs code from the file, never reads the optimizer, verifies the
@@ -57,7 +58,7 @@ def inspect(checkpoint: Path, stated: Any, state_dict: str | None, as_json: bool
 
 
 @click.command("eval", epilog=EXIT_CODES)
-@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.argument("checkpoint", type=CHECKPOINT)
 @click.option("--recording", type=FOLDER, help="The recording to replay against.")
 @click.option(
     "--like", type=click.Path(path_type=Path), help="Measure exactly what this earlier run measured."
@@ -83,7 +84,7 @@ def inspect(checkpoint: Path, stated: Any, state_dict: str | None, as_json: bool
 @wiring_options
 @json_option
 def eval_(
-    checkpoint: Path,
+    checkpoint: str,
     recording: Path | None,
     like: Path | None,
     stated: Any,
@@ -155,14 +156,14 @@ def _require_only(option: str, *, leave_out: tuple[str, ...]) -> None:
 
 
 @click.command(epilog=EXIT_CODES)
-@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.argument("checkpoint", type=CHECKPOINT)
 @click.option("--recording", required=True, type=FOLDER, help="The recording that it is measured on.")
 @dtype_option
 @seed_option
 @wiring_options
 @json_option
 def check(
-    checkpoint: Path, recording: Path, stated: Any, state_dict: str | None, as_json: bool, **how: Any
+    checkpoint: str, recording: Path, stated: Any, state_dict: str | None, as_json: bool, **how: Any
 ) -> None:
     """Run every control: is a measurement of this pair to be trusted?
 
@@ -189,7 +190,7 @@ def check(
 
 
 @click.command(epilog=EXIT_CODES)
-@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.argument("checkpoint", type=CHECKPOINT)
 @click.option("--recording", required=True, type=FOLDER, help="The recording that it is measured on.")
 @click.option(
     "--write",
@@ -201,7 +202,7 @@ def check(
 @wiring_options
 @json_option
 def diagnose(
-    checkpoint: Path,
+    checkpoint: str,
     recording: Path,
     write: Path | None,
     stated: Any,
