@@ -223,7 +223,8 @@ def _whole_vocabulary(found: Found, shapes: Shapes) -> Found:
     """That row i of the head is token i, where nothing else is possible."""
     if found.get("head", ("target", ""))[0] == "target":
         return {"vocabulary_map": ("none", "the head is the target's")}
-    size, where = found.get("vocab_size", (None, ""))
+    embedded = (shapes.get("embed_tokens.weight", (None,))[0], "embed_tokens.weight")
+    size, where = found.get("vocab_size", embedded)
     if "d2t" not in shapes and shapes.get("lm_head.weight", (None,))[0] == size:
         return {"vocabulary_map": ("none", f"no d2t, and a row of lm_head.weight for each of {where}")}
     return {}
