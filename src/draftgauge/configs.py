@@ -223,8 +223,8 @@ def _whole_vocabulary(found: Found, shapes: Shapes) -> Found:
     """That row i of the head is token i, where nothing else is possible."""
     if found.get("head", ("target", ""))[0] == "target":
         return {"vocabulary_map": ("none", "the head is the target's")}
-    embedded = (shapes.get("embed_tokens.weight", (None,))[0], "embed_tokens.weight")
-    size, where = found.get("vocab_size", embedded)
+    name = "embed_tokens.weight"
+    size, where = found.get("vocab_size", (shapes.get(name, (None,))[0], name))
     if "d2t" not in shapes and shapes.get("lm_head.weight", (None,))[0] == size:
         return {"vocabulary_map": ("none", f"no d2t, and a row of lm_head.weight for each of {where}")}
     return {}
@@ -489,8 +489,7 @@ def _about_last_tap(found: Found) -> list[str]:
     """The line that would state where the last layer is tapped, unless it is known that it is not."""
     if "tap_after_final_norm" in found:
         return []
-    layers, _ = found.get("num_target_layers", (None, ""))
-    taps, _ = found.get("taps", (None, ""))
+    layers, taps = (found.get(name, (None, ""))[0] for name in ("num_target_layers", "taps"))
     asked = "tap_after_final_norm = true: whether it is taken after the target's final norm"
     if layers is None:
         return [f"num_target_layers = 36, and if the last of them is tapped also {asked}"]
