@@ -10,10 +10,11 @@ from click.testing import CliRunner, Result
 from draftgauge.cli import cli
 from draftgauge.engines.states import file_of
 from draftgauge.errors import EngineError, IncompleteError, PromptError
+from draftgauge.evaluate import evaluate_checkpoint
 from tests.engine_servers import KEY, Sglang, Vllm, serving
 from tests.test_record import TEMPLATE
 from tests.test_target import tokenizer_in
-from tests.tiny import PROMPTS, draftgauge, prompts_file, workshop
+from tests.tiny import NEW_TOKENS, PROMPTS, draftgauge, prompts_file, recording, workshop
 
 
 def asked(*arguments: object, **variables: str) -> Result:
@@ -105,3 +106,45 @@ def test_an_engines_references_are_recorded_by_the_command_line(tmp_path: Path) 
     assert recorded.returncode == 0, recorded.stderr
     assert {item["id"] for item in json.loads(recorded.stdout)["items"]} == {"one", "five"}
     assert KEY not in done.stdout + done.stderr
+
+
+def test_a_drafter_is_measured_on_what_a_server_computed_as_on_what_was_recorded(tmp_path: Path) -> None:
+    """References and states of a server, imported: every count is that of a recording of the target itself."""
+    prompts_file(tmp_path / "p.jsonl")
+    (tmp_path / "served").mkdir()
+    fetched = (
+        "--prompts",
+        "p.jsonl",
+        "--out",
+        "refs.jsonl",
+        "--max-new-tokens",
+        NEW_TOKENS,
+        "--states",
+        "states",
+    )
+    with serving(Vllm(folder=tmp_path / "served")) as server:
+        done = draftgauge(
+            "references", "--engine", server.url, *fetched, cwd=tmp_path, DRAFTGAUGE_API_KEY=KEY
+        )
+    assert done.returncode == 0, done.stderr
+    shop = workshop()
+    command = (
+        "recordings",
+        "import",
+        "states",
+        "--target",
+        shop / "target",
+        "--checkpoint",
+        shop / "drafter",
+    )
+    made = draftgauge(
+        *command, "--prompts", "refs.jsonl", "--layers", "hidden_states=1,3,5", "--json", cwd=tmp_path
+    )
+    assert made.returncode == 0, made.stderr
+    ours = evaluate_checkpoint(
+        shop / "drafter", tmp_path / json.loads(made.stdout)["path"], root=tmp_path / "a"
+    )
+    theirs = evaluate_checkpoint(shop / "drafter", recording().path, root=tmp_path / "b")
+    for slug, policy in theirs.summary["policies"].items():
+        assert ours.summary["policies"][slug]["counts"] == policy["counts"]
+    assert ours.summary["reference"] == theirs.summary["reference"]
