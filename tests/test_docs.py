@@ -53,7 +53,7 @@ def spoken(text: str) -> list[list[str]]:
     return [call.split() for call in calls]
 
 
-def test_the_page_of_commands_is_current() -> None:
+def test_what_is_generated_is_current() -> None:
     command = [sys.executable, str(ROOT / "docs" / "generate.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
