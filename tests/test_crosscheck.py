@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from draftgauge.acceptance import Policy, walk_blocks
-from draftgauge.crosscheck import Question, beside_replay, crosscheck, first_difference, walks_of
+from draftgauge.crosscheck import Question, beside_replay, crosscheck_checkpoint, first_difference, walks_of
 from draftgauge.engines.counts import Served
 from draftgauge.errors import EngineError, InputError
 from draftgauge.features import as_torch
@@ -99,7 +99,9 @@ def right(pair: planted.Pair) -> dict[str, list[int]]:
 
 def asked(pair: planted.Pair, server: StandIn, **more: Any) -> dict[str, Any]:
     with serving(server):
-        return crosscheck(pair.checkpoint, pair.recording.path, Question(engine=server.url, **more))
+        return crosscheck_checkpoint(
+            pair.checkpoint, pair.recording.path, Question(engine=server.url, **more)
+        )
 
 
 def test_a_server_that_computes_the_drafter_agrees(
@@ -160,10 +162,10 @@ def test_a_log_that_differs_while_the_server_agrees_is_of_other_text(
     log = log_of(tmp_path / "log.jsonl", {f"other{i}": [0, 0, 1] for i in range(8)})
     value = asked(pair, served(pair, right), log=log)
     assert value["first_difference"]["where"] == "template or traffic"
-    alone = crosscheck(pair.checkpoint, pair.recording.path, Question(log=log))
+    alone = crosscheck_checkpoint(pair.checkpoint, pair.recording.path, Question(log=log))
     assert alone["first_difference"]["where"] == "engine, template or traffic"
     same = log_of(tmp_path / "same.jsonl", right)
-    agreed = crosscheck(pair.checkpoint, pair.recording.path, Question(log=same))
+    agreed = crosscheck_checkpoint(pair.checkpoint, pair.recording.path, Question(log=same))
     assert agreed["first_difference"]["where"] is None
     assert agreed["log"]["convention"] == "pooled"
 
@@ -183,7 +185,7 @@ def online() -> dict[str, Any]:
     shop = tiny.workshop()
     policies = (CHAIN, Policy("ddtree", 8))
     question = Question(policies=policies, target=shop / "target")
-    return crosscheck(shop / "drafter", tiny.recording().path, question)
+    return crosscheck_checkpoint(shop / "drafter", tiny.recording().path, question)
 
 
 def test_the_online_loop_is_the_replay_round_for_round(online: Mapping[str, Any]) -> None:
@@ -208,7 +210,7 @@ def test_a_target_that_changed_is_said_to_decode_another_text(tmp_path: Path) ->
 
     other = target_of(tmp_path / "target", lambda n, t: t.roll(1, 0) if n == "lm_head.weight" else t)
     question = Question(target=other, num_prompts=2)
-    value = crosscheck(tiny.workshop() / "drafter", tiny.recording().path, question)
+    value = crosscheck_checkpoint(tiny.workshop() / "drafter", tiny.recording().path, question)
     assert value["online"]["lossless"] == 0
     assert value["first_difference"]["where"] == "references"
     assert all(d["what"] == "text" and not d["near_tie"] for d in value["online"]["divergences"])
@@ -241,7 +243,7 @@ def test_only_what_no_near_tie_explains_is_a_difference(
     tmp_path: Path,
 ) -> None:
     log = log_of(tmp_path / "log.jsonl", right)
-    value = crosscheck(pair.checkpoint, pair.recording.path, Question(log=log))
+    value = crosscheck_checkpoint(pair.checkpoint, pair.recording.path, Question(log=log))
     value["online"] = {"divergences": [DIVERGENCE | divergence]}
     assert first_difference(value)["where"] == where
 
@@ -261,7 +263,7 @@ def test_what_cannot_be_compared_is_refused(pair: planted.Pair, right: Mapping[s
     with pytest.raises(
         InputError, match="nothing is to be held beside the replay; give --target, --engine or --log"
     ):
-        crosscheck(pair.checkpoint, pair.recording.path)
+        crosscheck_checkpoint(pair.checkpoint, pair.recording.path)
     silent = served(pair, right)
     silent.said = {"speculative_algorithm": None}
     for ids, (completion, _) in list(silent.answers.items()):

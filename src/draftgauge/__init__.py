@@ -22,12 +22,19 @@ if TYPE_CHECKING:
     from draftgauge.checkpoint import Checkpoint as Checkpoint
     from draftgauge.checkpoint import open_checkpoint as open_checkpoint
     from draftgauge.compare import compare_runs as compare_runs
+    from draftgauge.crosscheck import Question as Question
+    from draftgauge.crosscheck import crosscheck_checkpoint as crosscheck_checkpoint
     from draftgauge.diagnose import diagnose_checkpoint as diagnose_checkpoint
     from draftgauge.errors import DraftgaugeError as DraftgaugeError
     from draftgauge.evaluate import Options as Options
     from draftgauge.evaluate import evaluate_checkpoint as evaluate_checkpoint
+    from draftgauge.exporting import export_checkpoint as export_checkpoint
+    from draftgauge.importing import ImportRequest as ImportRequest
+    from draftgauge.importing import import_features as import_features
+    from draftgauge.picking import pick_recording as pick_recording
     from draftgauge.prompts import read_prompts as read_prompts
     from draftgauge.record import Request as Request
+    from draftgauge.record import fill_recording as fill_recording
     from draftgauge.record import record_target as record_target
     from draftgauge.recording import Recording as Recording
     from draftgauge.recording import open_recording as open_recording
@@ -43,13 +50,20 @@ _HOMES = {
     "Checkpoint": "checkpoint",
     "open_checkpoint": "checkpoint",
     "compare_runs": "compare",
+    "crosscheck_checkpoint": "crosscheck",
+    "Question": "crosscheck",
     "diagnose_checkpoint": "diagnose",
     "DraftgaugeError": "errors",
     "Options": "evaluate",
     "evaluate_checkpoint": "evaluate",
+    "export_checkpoint": "exporting",
+    "ImportRequest": "importing",
+    "import_features": "importing",
+    "pick_recording": "picking",
     "read_prompts": "prompts",
     "Request": "record",
     "record_target": "record",
+    "fill_recording": "record",
     "Recording": "recording",
     "open_recording": "recording",
     "Run": "runs",

@@ -63,7 +63,7 @@ class Question:
     log_method: str | None = None
 
 
-def crosscheck(
+def crosscheck_checkpoint(
     checkpoint_path: str | Path,
     recording_path: str | Path,
     question: Question = Question(),

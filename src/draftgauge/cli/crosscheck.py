@@ -57,13 +57,12 @@ def crosscheck(
           --engine http://localhost:30000 --log production.log
     """
     from draftgauge.acceptance import Policy
-    from draftgauge.crosscheck import Question
-    from draftgauge.crosscheck import crosscheck as compared
+    from draftgauge.crosscheck import Question, crosscheck_checkpoint
     from draftgauge.report.crosscheck import crosscheck_report
 
     policies = (Policy("chain"), *(Policy("ddtree", budget) for budget in budgets))
     question = Question(stated=stated, policies=policies, **how)
-    value = compared(checkpoint, recording, question, progress=bar())
+    value = crosscheck_checkpoint(checkpoint, recording, question, progress=bar())
     if as_json:
         print_json(value)
     else:
