@@ -9,7 +9,7 @@ TARGET := .cache/SmolLM2-135M-Instruct
 CODE := src tests demo bench docs
 
 .DEFAULT_GOAL := help
-.PHONY: help setup hosts target demo test check bench bench-stage faults walks fleet-walk docs clean
+.PHONY: help setup hosts target demo test check bench bench-stage faults walks fleet-walk screenshots docs clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -49,11 +49,11 @@ check: setup ## lint, format, types and the rules of the house; under a minute
 	$(RUN) -m mypy
 	$(RUN) -m pytest -q tests/test_house.py tests/test_docs.py
 
-# For the tests across machines: Debian's own packages, as root. Without them those tests say so and are skipped.
-hosts: ## install what three hosts out of namespaces need (Debian, root)
+# For the tests across machines and in a browser: packages of Debian, as root. Without them those tests are skipped.
+hosts: ## install what three hosts out of namespaces, and the browser tests, need (Debian, root)
 	apt-get update -q
 	DEBIAN_FRONTEND=noninteractive apt-get install -y -q openssh-server openssh-client iproute2 nftables lxc \
-	    busybox-static procps
+	    busybox-static procps chromium chromium-driver
 
 bench-stage: setup ## staging against a bare ssh cat, on three hosts out of namespaces (root)
 	$(RUN) bench/stage.py
@@ -69,6 +69,9 @@ walks: setup target ## run the three walks and write docs/walks.md; minutes
 
 fleet-walk: setup target ## measure across three hosts and write docs/fleet-walk.md (root); minutes
 	$(RUN) docs/fleet_walk.py
+
+screenshots: setup ## make the pictures in docs/images from demo-output (make demo, make hosts)
+	$(RUN) -m docs.screenshots
 
 docs: setup ## regenerate docs/cli.md from the commands
 	$(RUN) docs/generate.py

@@ -84,7 +84,7 @@ def test_a_recording_is_made_and_listed() -> None:
     assert value["plan"]["taps"] == [1, 3]
     assert "record: 100%" in recorded().stderr
     (listed,) = value_of(draftgauge("recordings", "--json"))
-    assert listed == {"path": value["path"], "prompts": list(tiny.PROMPTS)}
+    assert listed == {"path": value["path"], "prompts": list(tiny.PROMPTS), "reason": None}
     text = draftgauge("recordings")
     assert "6 prompt(s) of prompts.jsonl, 141 reference tokens" in text.stdout
     assert text.stderr == ""

@@ -22,13 +22,13 @@ PACKAGE = ROOT / "src" / "draftgauge"
 # offer, and `python -m draftgauge`.
 FLOORS = {
     0: "errors progress tensorfile acceptance ranking tree stats caveats trust repetition",
-    1: "store prompts wiring configs keys plainpickle torchfile distcp weights summary",
+    1: "store prompts wiring configs keys plainpickle torchfile distcp weights urls remotefiles summary",
     2: "checkpoint recording runs probe neighbours targetfiles targetends rendering featurefiles",
-    3: "fit matching layouts target features drafters stated engines",
+    3: "fit matching layouts target features drafters stated engines resulttable",
     4: "record importing replay measure decode pairing trials search controls soundness health witness probing",
-    5: "evaluate online crosscheck picking exporting sources compare train inspection report check diagnose gates "
-    "beside kept like",
-    6: "fleet",
+    5: "evaluate online crosscheck picking exporting formats sources compare train inspection report check diagnose "
+    "gates beside kept like trackers",
+    6: "fleet viewer",
     7: "cli",
     8: "draftgauge __main__",
 }
@@ -40,6 +40,8 @@ SIBLINGS = {
     "distcp -> plainpickle": "its description is a pickle",
     "distcp -> store": "what is put together is published as all files of ours are",
     "distcp -> torchfile": "each chunk is a file of torch inside another",
+    "urls -> remotefiles": "most addresses are of files elsewhere",
+    "urls -> store": "what was fetched is published as all files of ours are",
     "weights -> distcp": "weights lie in distributed checkpoints as well",
     "weights -> keys": "which of a file's states is the drafter's shows in its names",
     "weights -> plainpickle": "a trainer's save holds opaque values beside its tensors",
@@ -53,8 +55,10 @@ SIBLINGS = {
     "evaluate -> check": "a run carries the controls that cost little",
     "gates -> compare": "a gate against a run is a comparison",
     "like -> evaluate": "it gives the options of an evaluation",
-    "like -> sources": "two recordings are the same where their references' digests are",
     "evaluate -> sources": "a run says what it was measured from",
+    "report -> compare": "a report of a run beside a baseline is a comparison",
+    "report -> kept": "a report says where the checkpoint that a run keeps is not what was measured",
+    "formats -> exporting": "the table of all formats takes those that are written from where they are",
     "crosscheck -> check": "a replay that is not trusted is no witness",
     "crosscheck -> online": "one of the witnesses",
     "measure -> replay": "a measurement is a replay of every item",
@@ -66,35 +70,51 @@ LIBRARIES = {
     "torch": "target features drafters record importing replay measure decode pairing train trials controls "
     "soundness health witness probing search crosscheck",
     "transformers": "target record",
-    "huggingface_hub": "target",
+    "huggingface_hub": "target urls",
     "numba": "ranking tree",
     "scipy": "stats",
-    "pyarrow": "runs",
+    "tokenizers": "report",
+    "pyarrow": "runs resulttable",
     "tomli_w": "diagnose",
     "tqdm": "progress",
     "filelock": "store",
-    "jinja2": "rendering",
+    "jinja2": "rendering report viewer",
     "click": "cli",
-    "msgspec": "fleet",
-    "tenacity": "fleet engines",
-    "httpx2": "engines",
+    "msgspec": "fleet viewer",
+    "tenacity": "fleet engines remotefiles",
+    "httpx2": "engines urls remotefiles",
+    "fsspec": "remotefiles",
+    "starlette": "viewer",
+    "vl_convert": "report",
+    "uvicorn": "viewer",
+}
+# Optional ones by the extra that brings them, and who may import them: each inside a function.
+EXTRAS = {
+    "tensorboard": ("tensorboardX", "trackers"),
+    "wandb": ("wandb", "trackers"),
+    "mlflow": ("mlflow", "trackers"),
+    "trackio": ("trackio", "trackers"),
 }
 FLOOR_OF = {module: floor for floor, modules in FLOORS.items() for module in modules.split()}
 HEAVY = ("torch", "transformers", "numba", "scipy", "pyarrow", "numpy")
 TORCHLESS = [m for m in FLOOR_OF if FLOOR_OF[m] < 3] + [
     "stated",
+    "resulttable",
     "inspection",
     "fit",
     "layouts",
     "matching",
     "picking",
     "exporting",
+    "formats",
     "compare",
     "gates",
     "beside",
     "kept",
+    "trackers",
     "report",
     "fleet",
+    "viewer",
     "engines",
     "cli",
 ]
@@ -111,6 +131,7 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
         "cli.fleet.stage": "click hands over one parameter for each option",
         "cli.making.record": "click hands over one parameter for each option",
         "cli.recordings.import_": "click hands over one parameter for each option",
+        "cli.reporting.report": "click hands over one parameter for each option",
         "cli.measuring.eval_": "click hands over one parameter for each option",
         "tree._offer": "a kernel that is inlined: a tuple of arrays would be unpacked at every call",
     },
@@ -130,6 +151,7 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
         "making": "commands: test_cli runs them",
         "measuring": "commands: test_cli runs them",
         "reading": "commands: test_cli runs them",
+        "reporting": "a command: test_page runs it",
         "progress": "what it shows is seen on stderr in test_cli; it decides nothing",
         "sources": "what it says is read back from run.json and summary.json in test_evaluate",
         "weights": "the inside of checkpoint: test_checkpoint covers every form of file",
@@ -188,19 +210,31 @@ def test_imports_go_down_the_floors() -> None:
     assert siblings == SIBLINGS.keys(), "siblings do not import each other, except those named with a reason"
 
 
+def test_the_page_on_the_house_shows_every_module_on_its_floor() -> None:
+    page = (ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+    rows = {
+        int(floor): set(re.findall(r"`(\w+)`", row))
+        for floor, row in re.findall(r"^\| (\d) \|(.*)$", page, re.M)
+    }
+    missing = {module: floor for module, floor in FLOOR_OF.items() if floor < 8 and module not in rows[floor]}
+    assert not missing, "docs/how-it-works.md has a table of the floors"
+
+
 def test_libraries_are_imported_where_they_belong() -> None:
     for path in FILES:
         for library in {top for top, _ in imports(path)} - sys.stdlib_module_names - {"draftgauge"}:
-            assert library in LIBRARIES, f"{dotted(path)} imports {library}: say in LIBRARIES who may"
-            allowed = LIBRARIES[library].split()
+            known = {**LIBRARIES, **dict(EXTRAS.values())}
+            assert library in known, f"{dotted(path)} imports {library}: say in LIBRARIES who may"
+            allowed = known[library].split()
             assert allowed == ["*"] or module_of(path) in allowed, f"{dotted(path)} must not import {library}"
 
 
 def test_libraries_are_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     named = {re.split(r"[^\w-]", requirement)[0] for requirement in project["dependencies"]}
-    declared = {name.replace("-", "_") for name in named}
+    declared = {name.replace("-", "_").removesuffix("_python") for name in named}
     assert declared == LIBRARIES.keys()
+    assert project["optional-dependencies"].keys() - {"demo", "dev"} == EXTRAS.keys()
 
 
 def loaded_after(code: str) -> set[str]:

@@ -19,6 +19,7 @@ from draftgauge.recording import (
     RecordingPlan,
     TargetRecord,
     complete_recording,
+    found_recordings,
     list_recordings,
     open_recording,
     verify_items,
@@ -387,3 +388,22 @@ def test_complete_recordings_are_listed_by_name(tmp_path: Path) -> None:
     (tmp_path / "unfinished").mkdir()
     item_file(tmp_path / "unfinished" / "00000.safetensors", 0)
     assert [recording.path.name for recording in list_recordings(tmp_path)] == ["one", "two"]
+
+
+def test_a_damaged_or_foreign_recording_is_named_and_the_others_are_listed(tmp_path: Path) -> None:
+    for name in ("good", "cut", "bytes", "lacking"):
+        made(tmp_path / name)
+    (tmp_path / "cut" / MANIFEST).write_text("{")
+    (tmp_path / "bytes" / MANIFEST).write_bytes(b"\xff")
+    lacking = json.loads((tmp_path / "lacking" / MANIFEST).read_text())
+    (tmp_path / "lacking" / MANIFEST).write_text(json.dumps({**lacking, "plan": []}))
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / MANIFEST).write_text('{"kind": "something else", "version": 1}')
+    found = found_recordings(tmp_path)
+    assert list(found) == ["bytes", "cut", "foreign", "good", "lacking"]
+    assert [recording.path.name for recording in list_recordings(tmp_path)] == ["good"]
+    reasons = {name: str(reason) for name, reason in found.items() if name != "good"}
+    assert "is not readable JSON" in reasons["cut"]
+    assert "is not readable JSON" in reasons["bytes"]
+    assert "'something else' version 1" in reasons["foreign"]
+    assert "does not have the fields of version 1" in reasons["lacking"]

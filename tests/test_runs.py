@@ -22,12 +22,12 @@ from draftgauge.runs import (
     Run,
     changed_files,
     find_run,
+    found_runs,
     list_runs,
     new_run,
     open_run,
     package_version,
     run_path,
-    unreadable_runs,
 )
 from draftgauge.store import write_json
 
@@ -89,6 +89,14 @@ def test_blocks_of_prompt_after_prompt_are_one_table(tmp_path: Path) -> None:
         {"prompt": "a", "anchor": 4, "rank": [1, 9]},
         {"prompt": "b", "anchor": 5, "rank": [7, 7]},
     ]
+
+
+def test_only_the_blocks_that_are_asked_for_are_read(tmp_path: Path) -> None:
+    run = open_run(write(tmp_path, "mine"))
+    assert run.blocks(["anchor"]).to_pydict() == {"anchor": [3, 4, 5]}
+    assert run.blocks(["anchor"], prompt="b").to_pydict() == {"anchor": [5]}
+    assert run.blocks(prompt="a").column("rank").to_pylist() == [[0, 2], [1, 9]]
+    assert run.blocks(prompt="c").num_rows == 0
 
 
 def test_lists_are_flat_and_what_is_no_number_is_null(tmp_path: Path) -> None:
@@ -186,10 +194,11 @@ def test_a_damaged_run_is_named_and_the_others_are_listed(tmp_path: Path) -> Non
     found = find_run(tmp_path, PLAN)
     assert found is not None
     assert found.name == "good"
-    unreadable = unreadable_runs(tmp_path)
-    assert sorted(unreadable) == ["broken", "foreign"]
-    assert "not readable" in unreadable["broken"]
-    assert "something else" in unreadable["foreign"]
+    everything = found_runs(tmp_path)
+    assert list(everything) == ["good", "broken", "foreign"]
+    assert everything["good"] == found
+    assert "not readable" in str(everything["broken"])
+    assert "something else" in str(everything["foreign"])
 
 
 def test_a_directory_is_kept_as_a_folder_of_links(tmp_path: Path, weights: Path) -> None:
@@ -345,7 +354,8 @@ def test_a_run_that_lacks_a_part_is_named_and_stops_no_listing(
     with pytest.raises(RunError, match=message):
         open_run(tmp_path / "mine")
     assert [run.name for run in list_runs(tmp_path)] == ["other"]
-    assert list(unreadable_runs(tmp_path)) == ["mine"]
+    assert list(found_runs(tmp_path)) == ["other", "mine"]
+    assert isinstance(found_runs(tmp_path)["mine"], str)
 
 
 @pytest.mark.parametrize(

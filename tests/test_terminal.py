@@ -140,6 +140,24 @@ def test_all_depths_are_shown_however_many_there_are() -> None:
         assert depths == list(range(1, len(run.summary["per_depth"]["marginal"]) + 1))
 
 
+def test_depths_have_intervals_and_earlier_runs_none() -> None:
+    low, high = real().summary["per_depth"]["intervals"]["survival"][6]
+    assert f"{low:.2f}, {high:.2f}" in run_report(real())
+    summary = copy.deepcopy(dict(real().summary))
+    del summary["per_depth"]["intervals"]
+    line = next(
+        line
+        for line in run_report(Run(real().path, real().manifest, summary)).splitlines()
+        if line.startswith("7  ")
+    )
+    assert line.split()[3] == "-"
+
+
+def test_tau_by_category_is_shown_where_prompts_have_one() -> None:
+    assert words(run_report(real()), "length 22") == ["6.500", "-", "1"]
+    assert "tau by category" not in run_report(wide())
+
+
 def test_policies_that_do_not_fit_are_counted() -> None:
     text = run_report(wide())
     by_prompt = text.split("tau by prompt")[1]

@@ -9,12 +9,14 @@ from draftgauge.report.text import (
     interval,
     number,
     plain,
+    reach,
     reasons,
     rest,
     share,
     short,
     signed,
     table,
+    visible,
     wrap,
 )
 
@@ -142,3 +144,18 @@ def test_lines_are_wrapped_and_paths_stay_whole() -> None:
     lines = wrap("word " * 40 + "\nnext", indent="  ").splitlines()
     assert all(len(line) <= 80 for line in lines)
     assert [line.startswith("  ") for line in lines] == [False, True, True, False]
+
+
+def test_what_acts_unseen_is_spelled_out_and_a_name_is_one_line() -> None:
+    assert visible("  plain") == "  plain"
+    assert visible("  é\tx\ny") == "  é x y"
+    assert visible("a\u202eb\x1b[31mc\x00") == "a\\u202eb\\u001b[31mc\\u0000"
+    assert "\x1b" not in table(("name", "tau"), [("a\x1b[2J", "1")]) + wrap("b\x1b[2J")
+    assert len(table(("name", "tau"), [("two\nlines", "1")]).splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("ends", "text"), [(None, "-"), ([0.5, 1.0], "0.50, 1.00"), ([0.0, 0.999999], "0.00, 0.999999")]
+)
+def test_an_interval_is_rounded_as_numbers_are(ends: list[float] | None, text: str) -> None:
+    assert reach(ends) == text

@@ -25,7 +25,7 @@ from draftgauge.measure import (
 )
 from draftgauge.pairing import DTYPES, Pair, open_drafter, open_pair, require_sound
 from draftgauge.progress import Progress, silent
-from draftgauge.recording import Item
+from draftgauge.recording import Item, reference_digest
 from draftgauge.replay import Drafted
 from draftgauge.runs import (
     BLOCKS,
@@ -44,7 +44,6 @@ from draftgauge.sources import (
     Known,
     caveat_facts,
     label_of,
-    reference_digest,
     reference_facts,
     source_facts,
 )

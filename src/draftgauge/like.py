@@ -11,9 +11,8 @@ from pathlib import Path
 from draftgauge.acceptance import Policy
 from draftgauge.errors import RecordingError, RunError
 from draftgauge.evaluate import Options
-from draftgauge.recording import Recording, open_recording
+from draftgauge.recording import Recording, open_recording, reference_digest
 from draftgauge.runs import Run
-from draftgauge.sources import reference_digest
 
 #: How many differing prompts a message names.
 _NAMED = 8

@@ -13,6 +13,7 @@ question is recorded once, and a recording cannot be mistaken for another. Knows
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -311,7 +312,7 @@ def open_recording(path: str | Path) -> Recording:
             failed=value["failed"],
             produced=value["produced"],
         )
-    except (KeyError, TypeError) as exc:
+    except (KeyError, TypeError, AttributeError) as exc:
         raise RecordingError(
             f"{manifest} does not have the fields of version {FORMAT_VERSION}: {exc}"
         ) from exc
@@ -370,16 +371,41 @@ def verify_items(recording: Recording, items: Sequence[Item]) -> Iterator[Item]:
         yield item
 
 
+def reference_digest(recording: Recording, item: Item) -> str:
+    """SHA-256 over an item's token ids and the prompt's length: equal where two recordings say the same."""
+    tokens = recording.tensors(item).tokens
+    sha = hashlib.sha256(f"{item.prompt_len} {tokens.dtype} ".encode())
+    for block in tokens.blocks():
+        sha.update(block)
+    return sha.hexdigest()
+
+
 def list_recordings(root: Path) -> list[Recording]:
-    """The complete recordings below `root`, by name; unfinished ones are not listed."""
-    manifests = sorted(root.glob(f"*/{MANIFEST}"))
-    return [open_recording(m.parent) for m in manifests if not m.parent.name.startswith(PARTIAL)]
+    """The complete recordings below `root`, by name; what cannot be read is left out."""
+    return [found for found in found_recordings(root).values() if isinstance(found, Recording)]
+
+
+def found_recordings(root: Path) -> dict[str, Recording | str]:
+    """What lies below `root`, by folder: the complete recording, or why it cannot be read.
+
+    Unfinished recordings are none of either.
+    """
+    found: dict[str, Recording | str] = {}
+    for manifest in sorted(root.glob(f"*/{MANIFEST}")):
+        name = manifest.parent.name
+        if name.startswith(PARTIAL):
+            continue
+        try:
+            found[name] = open_recording(manifest.parent)
+        except RecordingError as exc:
+            found[name] = str(exc)
+    return found
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as exc:
+    except (OSError, ValueError, RecursionError) as exc:
         raise RecordingError(f"{path} is not readable JSON: {exc}") from exc
     if not isinstance(value, dict):
         raise RecordingError(f"{path} holds no JSON object")

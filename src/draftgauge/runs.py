@@ -98,9 +98,10 @@ class Run:
         """The controls that failed; empty where the run is trusted, or was made before controls were."""
         return list(self.summary.get("trust", {}).get("failed", ()))
 
-    def blocks(self) -> pa.Table:
-        """The blocks, one row per prompt and anchor."""
-        return pq.read_table(self.path / BLOCKS)
+    def blocks(self, columns: Sequence[str] | None = None, *, prompt: str | None = None) -> pa.Table:
+        """The blocks, one row per prompt and anchor; only these columns, or this prompt's rows, where named."""
+        chosen = None if prompt is None else [("prompt", "==", prompt)]
+        return pq.read_table(self.path / BLOCKS, columns=columns, filters=chosen)
 
 
 class BlockWriter:
@@ -233,27 +234,29 @@ def find_run(root: Path, plan: Plan, *, name: str | None = None) -> Run | None:
 
 
 def list_runs(root: Path) -> list[Run]:
-    """The complete runs below `root`, oldest first; `unreadable_runs` are left out."""
-    runs = [run for run in _found(root).values() if isinstance(run, Run)]
-    return sorted(runs, key=lambda run: (run.manifest["started"], run.name))
+    """The complete runs below `root`, oldest first; what cannot be read is left out."""
+    return [run for run in found_runs(root).values() if isinstance(run, Run)]
 
 
-def unreadable_runs(root: Path) -> dict[str, str]:
-    """The folders below `root` that hold a run's manifest and cannot be read, with the reason."""
-    return {name: found for name, found in _found(root).items() if isinstance(found, str)}
+def found_runs(root: Path) -> dict[str, Run | str]:
+    """What lies below `root`, by folder: the complete runs, oldest first, then why the others cannot be read.
 
+    Unfinished runs are none of either.
 
-def _found(root: Path) -> dict[str, Run | str]:
-    """What lies below `root` by name: the run, or why it cannot be read; unfinished ones are not listed."""
-    found: dict[str, Run | str] = {}
+    Example of the result: `{"step_4000-1a2b3c4d": Run(...), "old": "old/run.json has version 0, expected 1; ..."}`.
+    """
+    readable: dict[str, Run] = {}
+    unreadable: dict[str, str] = {}
     for manifest in sorted(root.glob(f"*/{MANIFEST}")):
-        if manifest.parent.name.startswith(PARTIAL):
+        name = manifest.parent.name
+        if name.startswith(PARTIAL):
             continue
         try:
-            found[manifest.parent.name] = open_run(manifest.parent)
+            readable[name] = open_run(manifest.parent)
         except RunError as exc:
-            found[manifest.parent.name] = str(exc)
-    return found
+            unreadable[name] = str(exc)
+    oldest = sorted(readable.items(), key=lambda found: (str(found[1].manifest["started"]), found[0]))
+    return {**dict(oldest), **unreadable}
 
 
 def changed_files(run: Run) -> list[str]:

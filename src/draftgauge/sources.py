@@ -5,7 +5,6 @@ Only reads what the measured things say of themselves; measures and writes nothi
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from draftgauge.caveats import Facts
 from draftgauge.checkpoint import Checkpoint
 from draftgauge.measure import vocabulary_misses
 from draftgauge.pairing import Pair
-from draftgauge.recording import Item, Recording
+from draftgauge.recording import Item
 from draftgauge.repetition import DEGENERATE_SHARE
 from draftgauge.runs import Plan
 from draftgauge.stated import Stated, overridden, unused_tensors
@@ -80,15 +79,6 @@ def source_facts(pair: Pair) -> dict[str, Any]:
         },
         "provenance": dict(pair.wiring.provenance),
     }
-
-
-def reference_digest(recording: Recording, item: Item) -> str:
-    """SHA-256 over an item's token ids and the prompt's length: equal where two recordings say the same."""
-    tokens = recording.tensors(item).tokens
-    sha = hashlib.sha256(f"{item.prompt_len} {tokens.dtype} ".encode())
-    for block in tokens.blocks():
-        sha.update(block)
-    return sha.hexdigest()
 
 
 def trainer_step(checkpoint: Checkpoint, said: int | None) -> int | None:

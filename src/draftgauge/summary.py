@@ -169,7 +169,32 @@ def _depth_curves(prompts: Mapping[str, PromptBlocks]) -> dict[str, Any]:
         "anchors_conditional": list(total.anchors_conditional),
         "hits": list(total.hits),
         "survived": list(total.survived),
+        "intervals": _depth_intervals(prompts),
     }
+
+
+def _depth_intervals(prompts: Mapping[str, PromptBlocks]) -> dict[str, list[list[float] | None]]:
+    """The 95 % interval of each rate at each depth over prompts, [low, high]; None where there is none."""
+    units = units_of({name: prompt.conversation for name, prompt in prompts.items()})
+    found = [reduce(add, (per_depth(prompts[name].blocks) for name in unit)) for unit in units]
+    curves = {
+        "marginal": [(unit.hits, unit.anchors_marginal) for unit in found],
+        "survival": [(unit.survived, unit.anchors_marginal) for unit in found],
+        "conditional": [(unit.survived, unit.anchors_conditional) for unit in found],
+    }
+    return {
+        name: [_reach([(part[d], whole[d]) for part, whole in counts]) for d in range(len(found[0].hits))]
+        for name, counts in curves.items()
+    }
+
+
+def _reach(counts: Sequence[tuple[int, int]]) -> list[float] | None:
+    """The interval of a share, over the units that have any anchor there."""
+    known = [(part, whole) for part, whole in counts if whole]
+    if not known:
+        return None
+    share = ratio([part for part, _ in known], [whole for _, whole in known]).within(0.0, 1.0)
+    return None if share.low is None or share.high is None else [share.low, share.high]
 
 
 def _prompt(policy: Policy, walk: Walk, blocks: Blocks, *, every_anchor: bool) -> dict[str, Any]:

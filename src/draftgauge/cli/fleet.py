@@ -9,7 +9,15 @@ from typing import Any
 
 import click
 
-from draftgauge.cli.options import EXIT_CODES, FOLDER, gate_option, json_option, print_json
+from draftgauge.cli.options import (
+    EXIT_CODES,
+    FOLDER,
+    gate_option,
+    json_option,
+    log_option,
+    logged,
+    print_json,
+)
 from draftgauge.errors import IncompleteError, UnfinishedError
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
@@ -147,8 +155,11 @@ def run(plan: Path, as_json: bool) -> None:
 @click.option("--until", help="End at this step, as in step=20000.")
 @click.option("--once", is_flag=True, help="Measure what is there and new, then end.")
 @gate_option
+@log_option
 @json_option
-def watch(plan: Path, until: str | None, once: bool, gates: tuple[str, ...], as_json: bool) -> None:
+def watch(
+    plan: Path, until: str | None, once: bool, gates: tuple[str, ...], log_to: str | None, as_json: bool
+) -> None:
     """Measure every new checkpoint of a training folder while training runs on.
 
     Each is measured as `run` would. The series survives restarts. Ends at
@@ -166,14 +177,20 @@ def watch(plan: Path, until: str | None, once: bool, gates: tuple[str, ...], as_
     from draftgauge.fleet.watch import watch as watch_plan
     from draftgauge.gates import parse_gate
     from draftgauge.report.fleet import series_report
+    from draftgauge.runs import open_run
+    from draftgauge.trackers import require_tracker
 
     for gate in gates:
         parse_gate(gate)
+    if log_to is not None:
+        require_tracker(log_to)
+    unlogged: list[Exception] = []
     read, ends = read_plan(plan), Until.parse(until, gates=gates, once=once)
 
     def told(row: dict[str, Any], outcome: dict[str, Any] | None) -> None:
         if outcome is not None:
             _keep(read, outcome)
+            unlogged.extend(logged([open_run(Path(outcome["run"]))], log_to))
         print_json(row) if as_json else click.echo(series_report([row]) + "\n")
 
     with reaching(read.fleet) as reach:
@@ -182,6 +199,8 @@ def watch(plan: Path, until: str | None, once: bool, gates: tuple[str, ...], as_
         click.echo(series_report(rows))
     if gates and not any(row["gates_passed"] for row in rows):
         raise IncompleteError(f"no checkpoint passed {', '.join(gates)}")
+    if unlogged:
+        raise IncompleteError(f"{len(unlogged)} run(s) were not logged to {log_to}, for the reasons above")
 
 
 def _show_outcome(plan: Any, outcome: dict[str, Any], *, as_json: bool) -> None:

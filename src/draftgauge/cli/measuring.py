@@ -18,6 +18,8 @@ from draftgauge.cli.options import (
     gate_option,
     json_option,
     listed,
+    log_option,
+    logged,
     print_json,
     print_run,
     runs_root,
@@ -80,6 +82,7 @@ def inspect(checkpoint: str, stated: Any, state_dict: str | None, as_json: bool)
 @counted("--trainer-step", help="The step at which training is now, if it runs on.")
 @gate_option
 @beside_option
+@log_option
 @runs_root
 @wiring_options
 @json_option
@@ -95,6 +98,7 @@ def eval_(
     name: str | None,
     gates: tuple[str, ...],
     beside: Path | None,
+    log_to: str | None,
     as_json: bool,
     **how: Any,
 ) -> None:
@@ -118,6 +122,7 @@ def eval_(
     from draftgauge.like import options_like
     from draftgauge.measure import ALWAYS
     from draftgauge.runs import open_run
+    from draftgauge.trackers import require_tracker
 
     policies = (
         Policy("chain"),
@@ -133,8 +138,13 @@ def eval_(
         raise click.UsageError("state what to measure on: --recording FOLDER or --like RUN")
     for gate in gates:  # before the work, not after it
         require_answerable(parse_gate(gate), (*options.policies, *ALWAYS))
+    if log_to is not None:
+        require_tracker(log_to)
     run = evaluate_checkpoint(checkpoint, recording, options, root=root, name=name, progress=bar())
+    problems = logged([run], log_to)
     print_run(run, gates=gates, beside=beside, as_json=as_json)
+    for problem in problems:
+        raise type(problem)(f"measured, and not logged to {log_to}: see above")
 
 
 #: What an earlier run decides, so that it cannot be stated beside it.

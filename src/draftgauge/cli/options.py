@@ -8,13 +8,13 @@ from __future__ import annotations
 import functools
 import json
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from draftgauge.errors import IncompleteError, WiringError
+from draftgauge.errors import DraftgaugeError, IncompleteError, InputError, UnfinishedError, WiringError
 
 EXIT_CODES = """\b
 Exit codes: 0 ok, 1 something given is wrong (the message says what), 2 wrong
@@ -22,6 +22,8 @@ usage, 3 an error of ours (a log is written), 4 measured, but incomplete or a
 gate failed, 5 a machine or connection stopped it: the same command goes on,
 130 interrupted."""
 
+#: A drafter: a path, or an address as `hf://owner/repo@revision`, which is fetched.
+CHECKPOINT = click.Path(path_type=str)
 FOLDER = click.Path(file_okay=False, path_type=Path)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the data as JSON instead of text.")
 runs_root = click.option(
@@ -84,6 +86,12 @@ beside_option = click.option(
     "--beside",
     type=click.Path(dir_okay=False, path_type=Path),
     help="JSON of stored numbers from elsewhere, shown beside the run.",
+)
+
+log_option = click.option(
+    "--log-to",
+    type=click.Choice(["tensorboard", "wandb", "mlflow", "trackio"]),
+    help="Also log to this tracker, at the checkpoint's step.",
 )
 
 
@@ -170,6 +178,30 @@ def print_run(run: Any, *, gates: Sequence[str], beside: Path | None, as_json: b
 def print_json(value: Any) -> None:
     """Data on stdout."""
     click.echo(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False))
+
+
+def logged(runs: Sequence[Any], log_to: str | None) -> list[DraftgaugeError]:
+    """Logs runs to a tracker, if one is named, by step; returns, and says on stderr, why some could not be."""
+    if log_to is None:
+        return []
+    from draftgauge.trackers import log_run, require_tracker
+
+    problems: list[DraftgaugeError] = []
+    tracker = require_tracker(log_to)
+    for run in sorted(runs, key=lambda run: run.manifest["checkpoint"]["step"] or 0):
+        try:
+            log_run(run, tracker)
+        except (InputError, UnfinishedError) as exc:
+            problems.append(exc)
+            click.echo(f"! not logged to {log_to}: {exc}", err=True)
+    return problems
+
+
+def say_left_out(found: Mapping[str, Any]) -> None:
+    """Names on stderr what a list leaves out because it cannot be read, with the reason."""
+    for name, reason in found.items():
+        if isinstance(reason, str):
+            click.echo(f"! {name} is left out: {reason}", err=True)
 
 
 def bar() -> Any:

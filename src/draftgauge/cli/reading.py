@@ -1,8 +1,9 @@
-"""The commands that show what is kept: runs, show, compare."""
+"""The commands that show what is known and kept: formats, runs, show, compare."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -11,32 +12,81 @@ from draftgauge.cli.options import (
     beside_option,
     gate_option,
     json_option,
+    log_option,
+    logged,
     print_json,
     print_run,
     runs_root,
+    say_left_out,
 )
+from draftgauge.errors import IncompleteError
 
 
 @click.command(epilog=EXIT_CODES)
-@runs_root
 @json_option
-def runs(root: Path, as_json: bool) -> None:
-    """List the complete runs of a folder, oldest first.
+def formats(as_json: bool) -> None:
+    """Print the formats that are read and written, and how each was checked.
 
     \b
     Example:
+      draftgauge formats --json | jq '.[] | select(.kind == "features")'
+    """
+    from draftgauge.formats import formats as known
+    from draftgauge.report.formats import formats_report
+
+    rows = [vars(row) for row in known()]
+    if as_json:
+        print_json(rows)
+    else:
+        click.echo(formats_report(rows))
+
+
+@click.command(epilog=EXIT_CODES)
+@click.option(
+    "--table",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write a .csv or .parquet, a row for each run and policy.",
+)
+@log_option
+@runs_root
+@json_option
+def runs(root: Path, table: Path | None, log_to: str | None, as_json: bool) -> None:
+    """List the complete runs of a folder, oldest first.
+
+    What cannot be read is named, with the reason, and stops nothing.
+
+    \b
+    Examples:
       draftgauge runs --json | jq '.[].name'
+      draftgauge runs --table results.parquet
+      draftgauge runs --log-to tensorboard
     """
     from draftgauge.report.terminal import run_list
-    from draftgauge.runs import list_runs, unreadable_runs
+    from draftgauge.runs import Run, found_runs
 
-    found, unreadable = list_runs(root), unreadable_runs(root)
+    found = found_runs(root)
+    readable = [run for run in found.values() if isinstance(run, Run)]
     if as_json:
-        print_json([{"name": r.name, "path": str(r.path), "plan": r.manifest["plan"]} for r in found])
+        print_json([_listed(root / name, run) for name, run in found.items()])
     else:
-        click.echo(run_list(found))
-    for name, reason in unreadable.items():
-        click.echo(f"! {name} is left out: {reason}", err=True)
+        click.echo(run_list(readable))
+    say_left_out(found)
+    if table is not None:
+        from draftgauge.resulttable import write_results
+
+        write_results(table, readable)
+        click.echo(f"wrote {table}", err=True)
+    if problems := logged(readable, log_to):
+        raise IncompleteError(
+            f"{len(problems)} of {len(readable)} run(s) were not logged, for the reasons above"
+        )
+
+
+def _listed(path: Path, run: Any) -> dict[str, Any]:
+    """A run in the list, as data; `reason` says why one cannot be read, and is null for all others."""
+    plan, reason = (None, run) if isinstance(run, str) else (run.manifest["plan"], None)
+    return {"name": path.name, "path": str(path), "plan": plan, "reason": reason}
 
 
 @click.command(epilog=EXIT_CODES)

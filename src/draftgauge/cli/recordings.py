@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from draftgauge.cli.options import (
+    CHECKPOINT,
     EXIT_CODES,
     FOLDER,
     bar,
@@ -17,6 +18,7 @@ from draftgauge.cli.options import (
     layers,
     print_json,
     recordings_root,
+    say_left_out,
     wiring_options,
 )
 from draftgauge.errors import IncompleteError
@@ -40,14 +42,25 @@ def recordings(context: click.Context, root: Path, as_json: bool) -> None:
     """
     if context.invoked_subcommand is not None:
         return
-    from draftgauge.recording import list_recordings
+    from draftgauge.recording import Recording, found_recordings
     from draftgauge.report.terminal import recording_list
 
-    found = list_recordings(root)
+    found = found_recordings(root)
     if as_json:
-        print_json([{"path": str(r.path), "prompts": [i.id for i in r.items]} for r in found])
+        print_json([_listed(root / name, recording) for name, recording in found.items()])
     else:
-        click.echo(recording_list(found))
+        click.echo(recording_list([r for r in found.values() if isinstance(r, Recording)]))
+    say_left_out(found)
+
+
+def _listed(path: Path, recording: Any) -> dict[str, Any]:
+    """A recording in the list, as data; `reason` says why one cannot be read, and is null for all others."""
+    unreadable = isinstance(recording, str)
+    return {
+        "path": str(path),
+        "prompts": None if unreadable else [item.id for item in recording.items],
+        "reason": recording if unreadable else None,
+    }
 
 
 def _said(values: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
@@ -64,9 +77,7 @@ def _said(values: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
 @recordings.command("import", epilog=EXIT_CODES)
 @click.argument("source", type=click.Path(exists=True, path_type=Path))
 @_TARGET
-@click.option(
-    "--checkpoint", type=click.Path(path_type=Path), help="Import the taps that this drafter reads."
-)
+@click.option("--checkpoint", type=CHECKPOINT, help="Import the taps that this drafter reads.")
 @click.option("--prompts", help="JSON-lines file, or builtin:coding10: what the features are of.")
 @click.option(
     "--layers",
@@ -83,7 +94,7 @@ def _said(values: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
 def import_(
     source: Path,
     target: Path,
-    checkpoint: Path | None,
+    checkpoint: str | None,
     prompts: str | None,
     said: tuple[str, ...],
     stated: Any,
@@ -122,7 +133,7 @@ def import_(
         raise IncompleteError(f"{len(failed)} file(s) could not be imported, for the reasons above")
 
 
-def _taps(checkpoint: Path | None, stated: Any, *, state_dict: str | None) -> tuple[int, ...]:
+def _taps(checkpoint: str | None, stated: Any, *, state_dict: str | None) -> tuple[int, ...]:
     if checkpoint is not None:
         from draftgauge.checkpoint import open_checkpoint
         from draftgauge.stated import wiring_of
@@ -146,9 +157,7 @@ def _show(recording: Any, *, as_json: bool) -> None:
 
 @recordings.command(epilog=EXIT_CODES)
 @click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option(
-    "--for", "checkpoint", required=True, type=click.Path(path_type=Path), help="The drafter to measure."
-)
+@click.option("--for", "checkpoint", required=True, type=CHECKPOINT, help="The drafter to measure.")
 @click.option(
     "--target", type=click.Path(path_type=Path), help="Compare the age of features with its weights'."
 )
@@ -156,7 +165,7 @@ def _show(recording: Any, *, as_json: bool) -> None:
 @json_option
 def pick(
     folders: tuple[Path, ...],
-    checkpoint: Path,
+    checkpoint: str,
     target: Path | None,
     stated: Any,
     state_dict: str | None,

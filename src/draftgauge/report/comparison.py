@@ -19,10 +19,10 @@ def comparison_report(value: Mapping[str, Any]) -> str:
     first = next(iter(value["policies"].values()))
     parts = [
         _head(value),
-        wrap(_answer(first, prompts=len(value["prompts"]))),
+        wrap(answer(first, prompts=len(value["prompts"]))),
         _policy_table(value["policies"]),
         _pair_table(first),
-        "\n".join(wrap(line, indent="  ") for line in _sameness(value)),
+        "\n".join(wrap(line, indent="  ") for line in sameness(value)),
     ]
     return "\n\n".join(parts)
 
@@ -55,7 +55,7 @@ def _head(value: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _answer(policy: Mapping[str, Any], *, prompts: int) -> str:
+def answer(policy: Mapping[str, Any], *, prompts: int) -> str:
     """What the comparison says of one policy, in a sentence."""
     tau, what = policy["tau_response"], f"tau of the {policy['label']}"
     difference = tau["difference"]
@@ -97,7 +97,7 @@ def _pair_table(policy: Mapping[str, Any]) -> str:
     return listed + rest(len(rows) - _MOST_PROMPTS, "prompts")
 
 
-def _sameness(value: Mapping[str, Any]) -> list[str]:
+def sameness(value: Mapping[str, Any]) -> list[str]:
     """What the two runs share, in what they differ, and what was left out and why."""
     lines = [f"the same: {', '.join(_said(name, said) for name, said in value['same'].items())}"]
     lines += [

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from draftgauge.recording import Recording
+from draftgauge.report.categories import tau_by_category
 from draftgauge.report.text import (
     ABSENT,
     GAP,
@@ -19,6 +20,7 @@ from draftgauge.report.text import (
     interval,
     number,
     plain,
+    reach,
     reasons,
     rest,
     share,
@@ -49,6 +51,7 @@ def run_report(run: Run) -> str:
         _ends_table(summary),
         _depth_table(summary),
         _prompt_table(summary),
+        _category_table(summary),
         _convention_table(summary),
         caveat_lines(summary["caveats"]),
     ]
@@ -63,7 +66,8 @@ def _source_lines(run: Run) -> str:
     agreed = reference["agreed"]
     others = 0 if agreed is None else reference["tokens"] - agreed
     lines = {
-        "checkpoint": checkpoint["path"] + (f" (step {step})" if step is not None else ""),
+        "checkpoint": (checkpoint.get("url") or checkpoint["path"])
+        + (f" (step {step})" if step is not None else ""),
         "recording": f"{recording['path']} ({recording['prompts']})",
         "references": f"{reference['tokens']} tokens of {len(run.summary['prompts'])} prompt(s), agreement "
         + number(reference["reference_agreement"])
@@ -80,8 +84,8 @@ def _headline(policy: Mapping[str, Any]) -> str:
     kinds = {"by response": policy["tau_response"], "pooled": policy["tau_pooled"]}
     lines = [f"tau of the {policy['label']}: tokens per round, with the bonus"]
     for name, estimate in kinds.items():
-        reach = interval(estimate)
-        lines.append(f"  {name:<13}{number(estimate['value'])}" + (f"  [{reach}]" if reach != ABSENT else ""))
+        ends = interval(estimate)
+        lines.append(f"  {name:<13}{number(estimate['value'])}" + (f"  [{ends}]" if ends != ABSENT else ""))
     lines += [wrap(f"  {reason}", indent="  ") for reason in reasons(kinds.values())]
     if policy["design_effect"] is not None:
         lines.append(f"  design effect {number(policy['design_effect'], 2)} (1: rounds are independent)")
@@ -124,17 +128,21 @@ def _depth_table(summary: Mapping[str, Any]) -> str:
     curves = summary["per_depth"]
     if curves is None:
         return ""
-    names = ("marginal", "survival", "conditional")
+    depths = range(len(curves["marginal"]))
+    reaches = curves.get("intervals", {}).get("survival") or [None for _ in depths]
     rows = [
         (
-            str(i + 1),
-            *[number(curves[name][i]) for name in names],
-            str(curves["anchors_marginal"][i]),
-            str(curves["anchors_conditional"][i]),
+            str(d + 1),
+            number(curves["marginal"][d]),
+            number(curves["survival"][d]),
+            reach(reaches[d]),
+            number(curves["conditional"][d]),
+            str(curves["anchors_marginal"][d]),
+            str(curves["anchors_conditional"][d]),
         )
-        for i in range(len(curves["marginal"]))
+        for d in depths
     ]
-    head = ("depth", *names, "anchors", "that got there")
+    head = ("depth", "marginal", "survival", "95 %", "conditional", "anchors", "that got there")
     return f"{table(head, rows)}\neal_marginal (what trainers log): {number(curves['eal_marginal'])}"
 
 
@@ -151,6 +159,19 @@ def _prompt_table(summary: Mapping[str, Any]) -> str:
     ]
     listed = table(("tau by prompt", "tokens", *policies.values()), rows[:_MOST_PROMPTS])
     return listed + rest(len(rows) - _MOST_PROMPTS, "prompts") + _left_out(summary, policies)
+
+
+def _category_table(summary: Mapping[str, Any]) -> str:
+    """The first policy's tau in every category, the lowest first; nothing where prompts have none."""
+    slug, policy = next(iter(summary["policies"].items()))
+    rows = [
+        (name, number(tau["value"]), interval(tau), str(tau["n"]))
+        for name, tau in tau_by_category(summary, slug).items()
+    ]
+    if not rows:
+        return ""
+    head = ("tau by category", policy["label"], "95 %", "prompts")
+    return table(head, rows[:_MOST_PROMPTS]) + rest(len(rows) - _MOST_PROMPTS, "categories")
 
 
 def _convention_table(summary: Mapping[str, Any]) -> str:
@@ -280,6 +301,7 @@ def _file_lines(file: Mapping[str, Any]) -> str:
         f"{file['path']} ({file['kind']}, {bytes_of(file['bytes_file'])})",
         f"weights    {file['parameters']:,} parameters, {bytes_of(file['bytes_model'])}, tensors: {dtypes}"
         + (f", under {file['state_dict']}" if file["state_dict"] else ""),
+        *([f"address    {file['url']}, which meant {file['revision']}"] if file["url"] else []),
         f"training   {step}",
         f"checksums  {', '.join(checksums)}",
     ]

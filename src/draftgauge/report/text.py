@@ -5,7 +5,9 @@ Readable at 80 columns, without colour, in a log. Knows nothing of what the valu
 
 from __future__ import annotations
 
+import re
 import textwrap
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +21,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
     A heading may have two lines. A first cell that is too long stands on lines of its own.
     """
-    rows = list(rows)
+    rows = [(visible(first), *others) for first, *others in rows]
     headings = [heading.split("\n") for heading in head]
     height = max(map(len, headings))
     top = [[""] * (height - len(lines)) + lines for lines in headings]
@@ -42,9 +44,26 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def wrap(text: str, *, indent: str = "") -> str:
     """The text in lines of 80 characters; a path that is longer stays whole, to be copied."""
     return "\n".join(
-        textwrap.fill(line, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+        textwrap.fill(
+            visible(line), WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
         for line in text.splitlines()
     )
+
+
+def visible(text: str) -> str:
+    """The text in one line in which every character shows.
+
+    What acts unseen, as marks of direction do, is spelled out: U+202E becomes a backslash and `u202e`.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(map(_spelled, re.sub(r"[^\S ]+", " ", text)))
+
+
+def _spelled(character: str) -> str:
+    unseen = unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Cn")
+    return f"\\u{ord(character):04x}" if unseen else character
 
 
 def reasons(estimates: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -80,6 +99,11 @@ def interval(value: Mapping[str, Any]) -> str:
     if value.get("low") is None or value.get("high") is None:
         return ABSENT
     return f"{number(value['low'], 2)}, {number(value['high'], 2)}"
+
+
+def reach(ends: Sequence[float] | None) -> str:
+    """An interval that is given as its two ends, if there is one."""
+    return ABSENT if ends is None else f"{number(ends[0], 2)}, {number(ends[1], 2)}"
 
 
 def number(value: float | None, digits: int = 3) -> str:
