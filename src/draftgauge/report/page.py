@@ -71,7 +71,7 @@ def page(
         ],
         charts=charts_of(full, costs=costs),
         headline=_headlines(full.summary),
-        verdict=verdict_line(full.summary.get("trust") or {}) if full.summary.get("trust") else "",
+        verdict=_verdict(full.summary.get("trust") or {}),
         trust=full.summary.get("trust") or {},
         caveats=_caveats(full),
         texts=_texts(full, prompts),
@@ -126,6 +126,11 @@ def _shown(value: Cell) -> str:
     if value is None:
         return "—"
     return number(value) if isinstance(value, float) else visible(str(value))
+
+
+def _verdict(trust: Mapping[str, Any]) -> str:
+    """How many controls passed and failed, without the terminal's label; empty where none were run."""
+    return verdict_line(trust).partition(": ")[2] if trust else ""
 
 
 def _headlines(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
