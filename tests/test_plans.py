@@ -75,6 +75,7 @@ def test_every_option_of_eval_can_be_stated() -> None:
         "trainer_step",
         "gates",
         "beside",
+        "log_to",
         "root",
         "as_json",
     }
