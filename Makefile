@@ -9,11 +9,11 @@ TARGET := .cache/SmolLM2-135M-Instruct
 CODE := src tests demo bench docs
 
 .DEFAULT_GOAL := help
-.PHONY: help setup hosts target demo test check bench bench-stage faults walks fleet-walk screenshots docs clean
+.PHONY: help setup hosts target demo test check bench bench-stage bench-page bench-true-scale faults walks fleet-walk screenshots docs clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY) ## install draftgauge and everything it needs into .venv
 
@@ -60,6 +60,14 @@ bench-stage: setup ## staging against a bare ssh cat, on three hosts out of name
 
 bench: setup target ## the four ratios: replay, trees, opening a checkpoint, starting
 	$(RUN) bench/run.py
+
+bench-page: setup ## how long a report takes for the demo's run and for 100,000 anchors (after make demo)
+	$(RUN) bench/page.py $(firstword $(wildcard demo-output/runs/step_4000-*))
+
+# Outside the repository: 13 GB that are made once.
+TRUE_SCALE ?= $(HOME)/.cache/draftgauge/true-scale
+bench-true-scale: setup ## a drafter of 1.7 billion parameters on this machine: memory and time against limits
+	$(RUN) bench/true_scale.py $(TRUE_SCALE)
 
 faults: setup target ## plant every silent fault, see what catches it, write docs/faults.md; minutes
 	$(RUN) -m tests.fault_matrix
