@@ -38,6 +38,11 @@ YIELD: dict[str, tuple[str, dict[str, Any], str]] = {
         {"prompts_evaluated": 29, "prompts_recorded": 29},
         "29 of 30 prompts were evaluated; the recording holds 29",
     ),
+    "prompts-lost": (
+        "warning",
+        {"lost": {"p7": "ProcessExpired: Abnormal termination", "p8": "ProcessExpired: Abnormal termination"}},
+        "2 prompt(s) were lost with their workers, twice: p7, p8 (ProcessExpired: Abnormal termination)",
+    ),
     "few-prompts": ("warning", {"prompts_asked": 4, "prompts_evaluated": 4}, "4 prompt(s)"),
     "rough-interval": (
         "note",

@@ -24,8 +24,9 @@ FLOORS = {
     0: "errors progress tensorfile acceptance ranking tree stats caveats trust repetition",
     1: "store prompts wiring configs keys plainpickle torchfile distcp weights urls remotefiles summary",
     2: "checkpoint recording runs probe neighbours targetfiles targetends rendering featurefiles",
-    3: "fit matching layouts target features drafters stated engines resulttable",
-    4: "record importing replay measure decode pairing trials search controls soundness health witness probing",
+    3: "parts fit matching layouts target features drafters stated engines resulttable",
+    4: "shards workers record importing replay measure decode pairing trials search controls soundness health "
+    "witness probing",
     5: "evaluate online crosscheck picking exporting formats sources compare train inspection report check diagnose "
     "gates beside kept like trackers",
     6: "fleet viewer",
@@ -61,20 +62,22 @@ SIBLINGS = {
     "formats -> exporting": "the table of all formats takes those that are written from where they are",
     "crosscheck -> check": "a replay that is not trusted is no witness",
     "crosscheck -> online": "one of the witnesses",
+    "shards -> measure": "a shard is a measurement of a few prompts",
+    "shards -> pairing": "a worker opens what it measures",
     "measure -> replay": "a measurement is a replay of every item",
 }
 # Third-party libraries and who may import them; `*` is everybody.
 LIBRARIES = {
     "numpy": "*",
     "jaxtyping": "*",
-    "torch": "target features drafters record importing replay measure decode pairing train trials controls "
+    "torch": "shards target features drafters record importing replay measure decode pairing train trials controls "
     "soundness health witness probing search crosscheck",
     "transformers": "target record",
     "huggingface_hub": "target urls",
     "numba": "ranking tree",
     "scipy": "stats",
     "tokenizers": "report",
-    "pyarrow": "runs resulttable",
+    "pyarrow": "runs resulttable parts shards",
     "tomli_w": "diagnose",
     "tqdm": "progress",
     "filelock": "store",
@@ -84,6 +87,7 @@ LIBRARIES = {
     "tenacity": "fleet engines remotefiles",
     "httpx2": "engines urls remotefiles",
     "fsspec": "remotefiles",
+    "pebble": "workers",
     "starlette": "viewer",
     "vl_convert": "report",
     "uvicorn": "viewer",
@@ -94,12 +98,15 @@ EXTRAS = {
     "wandb": ("wandb", "trackers"),
     "mlflow": ("mlflow", "trackers"),
     "trackio": ("trackio", "trackers"),
+    "ray": ("ray", "workers"),
 }
 FLOOR_OF = {module: floor for floor, modules in FLOORS.items() for module in modules.split()}
 HEAVY = ("torch", "transformers", "numba", "scipy", "pyarrow", "numpy")
 TORCHLESS = [m for m in FLOOR_OF if FLOOR_OF[m] < 3] + [
     "stated",
     "resulttable",
+    "parts",
+    "workers",
     "inspection",
     "fit",
     "layouts",
@@ -140,7 +147,9 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
         "stats.paired_ratio_difference": "two ratios, each numerators before denominators",
     },
     "documented": {},
-    "broad except": {},
+    "broad except": {
+        "workers": "whatever an engine or a system makes of a lost worker is data: the piece is run again",
+    },
     "hasattr": {},
     "inheritance": {},
     "test file": {

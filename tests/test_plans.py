@@ -66,7 +66,8 @@ def test_the_digest_follows_what_changes_a_number(tmp_path: Path) -> None:
 
 
 def test_every_option_of_eval_can_be_stated() -> None:
-    """But those that a plan says in other words: where the recording is, what is shown beside, and where to."""
+    """But those that a plan says in other words (where the recording is, what is shown beside, and where to), and
+    who does the work, which changes no number."""
     elsewhere = {
         "checkpoint",
         "recording",
@@ -78,6 +79,8 @@ def test_every_option_of_eval_can_be_stated() -> None:
         "log_to",
         "root",
         "as_json",
+        "workers",
+        "share",
     }
     options = {p.name for p in eval_.params} - elsewhere
     names = {"wiring" if name == "wiring_file" else name for name in options}

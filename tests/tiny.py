@@ -128,6 +128,18 @@ def recording() -> Recording:
     )
 
 
+@cache
+def wide_recording() -> Recording:
+    """What the tiny target did on 48 short prompts: enough for several shards."""
+    prompts = tuple(Prompt(f"p{i:02d}", prompt_ids=(10 + 3 * i, 1 + i)) for i in range(48))
+    return record_target(
+        workshop() / "target",
+        PromptSet("wide.jsonl", prompts),
+        request=Request(taps=(1, 3), max_new_tokens=NEW_TOKENS),
+        root=workshop() / "recordings",
+    )
+
+
 def copied_recording(folder: Path) -> Recording:
     """The recording again, to be changed."""
     return open_recording(shutil.copytree(recording().path, folder))

@@ -42,7 +42,8 @@ class Facts:
     `overridden` maps wiring fields to what the file says and what the user states instead; `block_size_effect` is
     the streak with the block size used, with the trained one, the anchors, and the depth compared. `conventions`
     are the chain's values on these rounds. `degenerate` maps looping prompts to their repetition share, `outliers`
-    those that stand apart to their tau; `tau_without` leaves both out.
+    those that stand apart to their tau; `tau_without` leaves both out. `lost` maps prompts that were lost with the
+    worker that measured them to why.
     """
 
     prompts_asked: int
@@ -77,6 +78,7 @@ class Facts:
     outliers: Mapping[str, float] = field(default_factory=dict)
     tau: float | None = None
     tau_without: float | None = None
+    lost: Mapping[str, str] = field(default_factory=dict)
     failed_controls: Sequence[str] = ()
     undecided_controls: Sequence[str] = ()
 
@@ -123,6 +125,14 @@ def _prompts(f: Facts) -> Iterator[Caveat]:
             "warning",
             f"{f.prompts_evaluated} of {f.prompts_asked} prompts were evaluated; the recording holds "
             f"{f.prompts_recorded}.",
+        )
+    if f.lost:
+        named = ", ".join(list(f.lost)[:_NAMED]) + (", ..." if len(f.lost) > _NAMED else "")
+        yield Caveat(
+            "prompts-lost",
+            "warning",
+            f"{len(f.lost)} prompt(s) were lost with their workers, twice: {named} "
+            f"({next(iter(f.lost.values()))}). The same command measures them again.",
         )
     if f.prompts_evaluated < 5:
         yield Caveat(

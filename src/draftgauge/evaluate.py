@@ -1,32 +1,30 @@
 """Measures a checkpoint against a recording: plan -> recording -> blocks -> counts -> run directory.
 
 The main path, read downward. What each step means stands where it is done: `checkpoint` opens the file,
-`configs` reads its wiring, `replay` drafts and ranks, `acceptance` and `summary` count.
+`configs` reads its wiring, `shards` divides, `replay` drafts and ranks, `parts` keeps what is measured,
+`acceptance` and `summary` count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import dataclasses
+import functools
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from draftgauge.acceptance import Policy
 from draftgauge.caveats import as_json, caveats
 from draftgauge.check import block_size_effect, quick_controls
-from draftgauge.checkpoint import Checkpoint, digest
-from draftgauge.errors import InputError
-from draftgauge.measure import (
-    ALWAYS,
-    DEFAULT_POLICIES,
-    blocks_of,
-    columns_of,
-    measure,
-    require_measurable,
-)
+from draftgauge.checkpoint import digest
+from draftgauge.drafters import DFlash
+from draftgauge.errors import InputError, UnfinishedError
+from draftgauge.measure import ALWAYS, DEFAULT_POLICIES, require_measurable
 from draftgauge.pairing import DTYPES, Pair, open_drafter, open_pair, require_sound
+from draftgauge.parts import Parts
 from draftgauge.progress import Progress, silent
-from draftgauge.recording import Item, reference_digest
-from draftgauge.replay import Drafted
+from draftgauge.recording import reference_digest
 from draftgauge.runs import (
     BLOCKS,
     FORMAT_VERSION,
@@ -40,6 +38,7 @@ from draftgauge.runs import (
     package_version,
     run_path,
 )
+from draftgauge.shards import Shard, Task, blocks_in, blocks_of_shard, measure_shard, shards_of
 from draftgauge.sources import (
     Known,
     caveat_facts,
@@ -51,6 +50,7 @@ from draftgauge.stated import Stated
 from draftgauge.store import write_json
 from draftgauge.summary import PromptBlocks, summarise
 from draftgauge.trust import outcome
+from draftgauge.workers import Lost, Workers, run_pieces
 
 
 @dataclass(frozen=True)
@@ -88,12 +88,13 @@ def evaluate_checkpoint(
     *,
     root: str | Path = "runs",
     name: str | None = None,
+    workers: Workers = Workers(),  # noqa: B008
     progress: Progress = silent,
 ) -> Run:
     """Measures a drafter checkpoint on a recording and keeps the result as a run.
 
-    The same question is answered once: a run that already has this plan is returned as it is. Whether its
-    controls passed stands in `summary["trust"]`.
+    The same question is answered once: a run that already has this plan is returned as it is, and what was killed
+    goes on where it stopped. Whether its controls passed stands in `summary["trust"]`.
 
     Args:
         checkpoint_path: A drafter directory, a trainer's step directory, a `.pt` or a `.safetensors` file, or the
@@ -102,6 +103,8 @@ def evaluate_checkpoint(
         options: Policies, dtype, limits, and what the user states about the wiring.
         root: The folder that holds runs.
         name: The run's name; made of the checkpoint's name and the plan's digest when None.
+        workers: Who measures the shards; the blocks are the same whoever does. Prompts that were lost with workers
+            twice are left out, and the run is marked incomplete.
         progress: Shows the work.
 
     Raises:
@@ -109,7 +112,102 @@ def evaluate_checkpoint(
         WiringError: The wiring is not known completely, or impossible.
         RecordingError: The recording is damaged or does not hold what the drafter reads.
         RunError: A run of that name exists with another plan, or no run can have that name.
+        UnfinishedError: Every shard was lost with its workers.
     """
+    asked = _ask(checkpoint_path, recording_path, options, root=Path(root), name=name, progress=progress)
+    if (existing := find_run(asked.root, asked.plan, name=name)) is not None:
+        return existing
+    with Parts(asked.root, asked.plan, checkpoint=asked.pair.checkpoint.files) as parts:
+        lost = _measure(asked, parts, asked.shards, workers=workers, progress=progress)
+        run = _publish(asked, parts, lost=lost)
+        if not lost:
+            parts.discard()
+    return run
+
+
+def evaluate_share(
+    checkpoint_path: str | Path,
+    recording_path: str | Path,
+    options: Options = Options(),
+    *,
+    share: tuple[int, int],
+    root: str | Path = "runs",
+    name: str | None = None,
+    progress: Progress = silent,
+) -> Run | None:
+    """Measures one share of a measurement that several jobs divide, as in an array of a batch system.
+
+    Every job measures its own shards; the one that finds all of them measured puts the run together, with the same
+    bytes of blocks as one job for all. Shares meet in `root`, which all jobs must see.
+
+    Args:
+        checkpoint_path: As for `evaluate_checkpoint`.
+        recording_path: As for `evaluate_checkpoint`.
+        options: As for `evaluate_checkpoint`, the same for all shares.
+        share: Which one, counted from 1, of how many.
+        root: As for `evaluate_checkpoint`.
+        name: As for `evaluate_checkpoint`.
+        progress: Shows the work.
+
+    Returns:
+        The run, or None while shares of others are not measured.
+
+    Raises:
+        InputError: There is no such share; otherwise as `evaluate_checkpoint`.
+    """
+    number, of = share
+    if not 1 <= number <= of:
+        raise InputError(f"share {number}/{of} does not exist; shares are counted from 1/{of} to {of}/{of}")
+    asked = _ask(checkpoint_path, recording_path, options, root=Path(root), name=name, progress=progress)
+    if (existing := find_run(asked.root, asked.plan, name=name)) is not None:
+        return existing
+    with Parts(asked.root, asked.plan, checkpoint=asked.pair.checkpoint.files) as parts:
+        _measure(asked, parts, asked.shards[number - 1 :: of], workers=Workers(), progress=progress)
+        if not all(parts.has(shard.index) for shard in asked.shards):
+            return None
+        run = _publish(asked, parts, lost={})
+        parts.discard()
+    return run
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A measurement that is planned: `unverified` records of the weights carry no checksum."""
+
+    pair: Pair
+    plan: Plan
+    options: Options
+    policies: tuple[Policy, ...]
+    unverified: int
+    root: Path
+    name: str | None
+    started: float
+
+    @functools.cached_property
+    def shards(self) -> list[Shard]:
+        return shards_of(self.pair.items, self.plan)
+
+    @functools.cached_property
+    def drafter(self) -> DFlash:
+        """The network, opened when it is first needed: where others measure, only the controls need it."""
+        pair = self.pair
+        drafter = open_drafter(pair.checkpoint, pair.wiring, recording=pair.recording, dtype=self.plan.dtype)
+        for file, seen in pair.checkpoint.fingerprints.items():  # loaded is what the plan names
+            seen.require_unchanged(file)
+        return drafter
+
+
+def _ask(
+    checkpoint_path: str | Path,
+    recording_path: str | Path,
+    options: Options,
+    *,
+    root: Path,
+    name: str | None,
+    progress: Progress,
+) -> _Asked:
+    """Opens both sides, makes sure that they can be measured, and writes down what is asked."""
+    started = time.time()
     pair = open_pair(
         checkpoint_path,
         recording_path,
@@ -122,36 +220,86 @@ def evaluate_checkpoint(
     policies = tuple(sorted({*options.policies, *ALWAYS}))
     unverified = require_sound(pair.checkpoint, pair.wiring, progress=progress)
     plan = _plan(pair, policies, options)
-    root = Path(root)
-    path = run_path(root, plan, label=label_of(pair.checkpoint), name=name)
-    if (existing := find_run(root, plan, name=name)) is not None:
-        return existing
+    run_path(root, plan, label=label_of(pair.checkpoint), name=name)  # before the work, not after it
+    return _Asked(pair, plan, options, policies, unverified, root, name, started)
+
+
+def _measure(
+    asked: _Asked, parts: Parts, shards: Sequence[Shard], *, workers: Workers, progress: Progress
+) -> dict[str, str]:
+    """Measures the shards that nobody measured yet; the prompts that were lost with their workers, and why."""
+    missing = [shard for shard in shards if not parts.has(shard.index)]
+    lost: dict[str, str] = {}
+
+    def prompts() -> Iterator[str]:
+        for place, result in _results(asked, missing, workers=workers):
+            shard = missing[place]
+            if isinstance(result, Lost):
+                lost.update(dict.fromkeys(shard.prompts, result.reason))
+            else:
+                parts.add(shard.index, result)
+            yield from shard.prompts
+
+    total = sum(len(shard.prompts) for shard in missing)
+    for _ in progress(prompts(), label="evaluate", total=total, unit="prompt"):
+        pass
+    return lost
+
+
+def _results(
+    asked: _Asked, shards: Sequence[Shard], *, workers: Workers
+) -> Iterator[tuple[int, bytes | Lost]]:
+    """The blocks of every shard, by its place, as they are measured."""
+    pair, options = asked.pair, asked.options
+    if workers.here:
+        for place, shard in enumerate(shards):
+            yield place, blocks_of_shard(pair, asked.drafter, shard=shard, plan=asked.plan)
+        return
+    task = Task(
+        pair.checkpoint.path.resolve(),
+        pair.recording.path.resolve(),
+        options.stated,
+        options.state_dict,
+        asked.plan,
+        threads=workers.threads,
+    )
+    yield from run_pieces(functools.partial(measure_shard, task), shards, workers=workers)
+
+
+def _publish(asked: _Asked, parts: Parts, *, lost: Mapping[str, str]) -> Run:
+    """The run, made of its parts: blocks, numbers, controls and caveats.
+
+    Where prompts were lost it is the run of the others, under a plan and a name of its own.
+    """
+    pair, plan, name = asked.pair, asked.plan, asked.name
     facts = source_facts(pair)
-    with new_run(path, plan, facts=facts, checkpoint=pair.checkpoint.files) as folder:
-        drafter = open_drafter(pair.checkpoint, pair.wiring, recording=pair.recording, dtype=options.dtype)
-        _require_unchanged(pair.checkpoint)
-        drafts = measure(
-            drafter,
-            pair.recording,
-            items=pair.items,
-            policies=policies,
-            anchors=options.anchors,
-            max_blocks=options.max_blocks,
-            progress=progress,
-        )
-        blocks = _write_blocks(folder, drafts, policies=policies, pair=pair)
-        summary = summarise(blocks, policies, every_anchor=options.anchors == "all")
-        controls = quick_controls(pair, drafter, blocks=sum(len(p.blocks.anchors) for p in blocks.values()))
+    if lost:
+        pair = dataclasses.replace(pair, items=tuple(item for item in pair.items if item.id not in lost))
+        plan = dataclasses.replace(plan, prompts=tuple(item.id for item in pair.items))
+        name = None if name is None else f"{name}-incomplete"
+        facts |= {"status": "incomplete", "lost": dict(lost)}
+        if not pair.items:
+            raise UnfinishedError(
+                f"every prompt was lost with its workers: {next(iter(lost.values()))}. The same command tries again"
+            )
+    if (existing := find_run(asked.root, plan, name=name)) is not None:
+        return existing
+    path = run_path(asked.root, plan, label=label_of(pair.checkpoint), name=name)
+    with new_run(path, plan, facts=facts, checkpoint=parts.checkpoint, started=asked.started) as folder:
+        blocks = _write_blocks(folder, parts, asked=asked, pair=pair)
+        summary = summarise(blocks, asked.policies, every_anchor=plan.anchors == "all")
+        drafted = sum(len(prompt.blocks.anchors) for prompt in blocks.values())
+        controls = quick_controls(pair, asked.drafter, blocks=drafted)
         summary |= {"reference": reference_facts(pair.items), "trust": outcome(controls)}
         known = Known(
-            unverified_records=unverified,
-            stated=options.stated,
-            trainer_step=options.trainer_step,
+            unverified_records=asked.unverified,
+            stated=asked.options.stated,
+            trainer_step=asked.options.trainer_step,
             controls=controls,
-            block_size_effect=block_size_effect(pair, drafter),
+            block_size_effect=block_size_effect(pair, asked.drafter),
+            lost=lost,
         )
-        facts_known = caveat_facts(pair, plan, blocks, summary, known=known)
-        summary["caveats"] = as_json(caveats(facts_known))
+        summary["caveats"] = as_json(caveats(caveat_facts(pair, plan, blocks, summary, known=known)))
         write_json(folder / SUMMARY, {"version": FORMAT_VERSION, **summary})
     return open_run(path)
 
@@ -173,24 +321,21 @@ def _plan(pair: Pair, policies: Sequence[Policy], options: Options) -> Plan:
     )
 
 
-def _write_blocks(
-    folder: Path, drafts: Iterable[tuple[Item, Drafted]], *, policies: Sequence[Policy], pair: Pair
-) -> dict[str, PromptBlocks]:
-    """Keeps every block on disk as it comes; the blocks by prompt, in the recording's order."""
+def _write_blocks(folder: Path, parts: Parts, *, asked: _Asked, pair: Pair) -> dict[str, PromptBlocks]:
+    """Joins the parts on disk, in the recording's order; the blocks by prompt."""
+    kept = {item.id for item in pair.items}
     found: dict[str, PromptBlocks] = {}
     with BlockWriter(folder / BLOCKS) as writer:
-        for item, drafted in drafts:
-            found[item.id] = PromptBlocks(
-                category=item.category,
-                blocks=blocks_of(drafted, item, policies=policies),
-                reference_sha256=reference_digest(pair.recording, item),
-                conversation=item.conversation,
-            )
-            writer.write(item.id, columns_of(drafted, found[item.id].blocks, policies=policies))
-    return {item.id: found[item.id] for item in pair.items}
-
-
-def _require_unchanged(checkpoint: Checkpoint) -> None:
-    """Makes sure that the files which the network was just loaded from are those that the plan names."""
-    for file, seen in checkpoint.fingerprints.items():
-        seen.require_unchanged(file)
+        for shard in asked.shards:
+            if kept.isdisjoint(shard.prompts):
+                continue
+            table = parts.read(shard.index)
+            for item, rows, blocks in blocks_in(table, shard, recording=pair.recording, plan=asked.plan):
+                found[item.id] = PromptBlocks(
+                    category=item.category,
+                    blocks=blocks,
+                    reference_sha256=reference_digest(pair.recording, item),
+                    conversation=item.conversation,
+                )
+                writer.write_rows(rows)
+    return found

@@ -90,7 +90,7 @@ def read_item(
     """
     recording.require_recorded(wiring.taps, item=item)
     tensors = recording.tensors(item)
-    length = item.length if max_blocks is None else min(item.length, item.prompt_len + max_blocks + 1)
+    length = item.length_within(max_blocks)
     last = recording.target.num_layers - 1
     after_norm = recording.plan.last_layer == AFTER_NORM
     if last in wiring.taps and after_norm and not wiring.tap_after_final_norm:

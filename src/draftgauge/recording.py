@@ -13,6 +13,7 @@ question is recorded once, and a recording cannot be mistaken for another. Knows
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -127,6 +128,14 @@ class Item:
         """Reference tokens of the completion."""
         return self.length - self.prompt_len
 
+    def length_within(self, max_blocks: int | None) -> int:
+        """Tokens up to the last reference that the first so many anchors draft for; all of them for None.
+
+        Example:
+            A prompt of 10 tokens, 20 in all, 3 blocks: anchors 10, 11, 12 and the token at 13, so 14.
+        """
+        return self.length if max_blocks is None else min(self.length, self.prompt_len + max_blocks + 1)
+
 
 @dataclass(frozen=True)
 class ItemTensors:
@@ -170,11 +179,15 @@ class Recording:
         Raises:
             RecordingError: The recording has no such item.
         """
-        for item in self.items:
-            if item.id == item_id:
-                return item
-        known = ", ".join(i.id for i in self.items)
-        raise RecordingError(f"{self.path} has no item {item_id!r}; it holds {known}")
+        try:
+            return self._by_id[item_id]
+        except KeyError:
+            known = ", ".join(self._by_id)
+            raise RecordingError(f"{self.path} has no item {item_id!r}; it holds {known}") from None
+
+    @functools.cached_property
+    def _by_id(self) -> dict[str, Item]:
+        return {item.id: item for item in self.items}
 
     def tensors(self, item: Item) -> ItemTensors:
         """The item's tensors, mapped.

@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -110,8 +111,8 @@ class BlockWriter:
     To be used in a `with` block, which finishes the file.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, where: Path | BytesIO) -> None:
+        self._where = where
         self._writer: pq.ParquetWriter | None = None
 
     def write(self, prompt: str, columns: Mapping[str, np.ndarray]) -> None:
@@ -119,10 +120,13 @@ class BlockWriter:
         rows = len(next(iter(columns.values())))
         arrays = {"prompt": pa.array([prompt] * rows, pa.string())}
         arrays |= {name: _column(array) for name, array in columns.items()}
-        table = pa.table(arrays)
+        self.write_rows(pa.table(arrays))
+
+    def write_rows(self, rows: pa.Table) -> None:
+        """Adds the rows of one prompt, as another writer made them."""
         if self._writer is None:
-            self._writer = pq.ParquetWriter(self._path, table.schema, compression="zstd")
-        self._writer.write_table(table)
+            self._writer = pq.ParquetWriter(self._where, rows.schema, compression="zstd")
+        self._writer.write_table(rows)
 
     def __enter__(self) -> BlockWriter:
         return self
@@ -139,6 +143,11 @@ def _column(array: np.ndarray) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(flat, int(np.prod(array.shape[1:])))
 
 
+def flat_lists(column: pa.ChunkedArray) -> np.ndarray:
+    """A column of flat lists as an array [A, ...], as it was written."""
+    return np.asarray(column.combine_chunks().flatten()).reshape(len(column), column.type.list_size)
+
+
 def run_path(root: Path, plan: Plan, *, label: str, name: str | None = None) -> Path:
     """Where a run of this plan lies: under `name`, or under a name made of `label` and the plan's digest.
 
@@ -152,23 +161,28 @@ def run_path(root: Path, plan: Plan, *, label: str, name: str | None = None) -> 
 
 @contextlib.contextmanager
 def new_run(
-    path: Path, plan: Plan, *, facts: Mapping[str, Any], checkpoint: Sequence[Path]
+    path: Path,
+    plan: Plan,
+    *,
+    facts: Mapping[str, Any],
+    checkpoint: Sequence[Path],
+    started: float | None = None,
 ) -> Iterator[Path]:
     """Yields the folder to write blocks and summary into; publishes the run when the block ends cleanly.
 
-    The checkpoint's files are kept first: a trainer that rotates its saves cannot take them away meanwhile. What
-    killed processes left unfinished beside it is removed.
+    The checkpoint's files are kept first. What killed processes left unfinished beside it is removed.
 
     Args:
         path: The run's folder; must not exist.
         plan: What is measured.
         facts: More for run.json: sources, sizes, the key map.
         checkpoint: The checkpoint's files, to be kept by hard links.
+        started: When the work began, in seconds of the epoch; now, when None.
 
     Raises:
         RunError: `path` exists already.
     """
-    started = time.time()
+    started = time.time() if started is None else started
     sweep(path.parent)
     try:
         with publish_directory(path) as folder:

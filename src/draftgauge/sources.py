@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
@@ -47,7 +47,8 @@ class Known:
     """What caveats rest on besides the sources and the numbers.
 
     `unverified_records` of the weights carry no checksum; `trainer_step` is where training is now, where
-    somebody says so; `block_size_effect` as `check.block_size_effect` gives it.
+    somebody says so; `block_size_effect` as `check.block_size_effect` gives it; `lost` maps prompts that were lost
+    with their workers to why.
     """
 
     unverified_records: int
@@ -55,6 +56,7 @@ class Known:
     trainer_step: int | None
     controls: Sequence[Control]
     block_size_effect: tuple[float, float, int, int] | None
+    lost: Mapping[str, str] = field(default_factory=dict)
 
 
 def source_facts(pair: Pair) -> dict[str, Any]:
@@ -121,6 +123,7 @@ def caveat_facts(
         prompts_asked=max(int(recording.produced.get("prompts_asked", 0)), len(recording.items)),
         prompts_recorded=len(recording.items),
         prompts_evaluated=len(blocks),
+        lost=known.lost,
         block_size=pair.wiring.block_size,
         trained_block_size=plan.trained_block_size,
         block_size_effect=known.block_size_effect,

@@ -23,8 +23,11 @@ from draftgauge.cli.options import (
     print_json,
     print_run,
     runs_root,
+    say_share_done,
     seed_option,
+    share_option,
     wiring_options,
+    workers_option,
 )
 from draftgauge.errors import IncompleteError, InputError
 
@@ -78,6 +81,8 @@ def inspect(checkpoint: str, stated: Any, state_dict: str | None, as_json: bool)
 @counted("--num-prompts", help="Only the first so many prompts.")
 @counted("--max-blocks", help="Only the first so many anchors of each completion.")
 @dtype_option
+@workers_option
+@share_option
 @click.option("--name", help="The run's name; made of checkpoint and plan if not given.")
 @counted("--trainer-step", help="The step at which training is now, if it runs on.")
 @gate_option
@@ -96,6 +101,8 @@ def eval_(
     coverage: tuple[int, ...],
     root: Path,
     name: str | None,
+    workers: str,
+    share: tuple[int, int] | None,
     gates: tuple[str, ...],
     beside: Path | None,
     log_to: str | None,
@@ -106,7 +113,8 @@ def eval_(
 
     Reports chain, DDTree at every budget, coverage, per depth and per prompt,
     with intervals, controls and caveats, and keeps it all in a run directory.
-    A control or a gate that fails makes the exit code 4.
+    A control or a gate that fails makes the exit code 4. What was killed goes
+    on where it stopped when the same command is given again.
 
     \b
     Examples:
@@ -117,13 +125,17 @@ def eval_(
           --gate "not worse than runs/step_4000-1a2b3c4d by 0.05"
     """
     from draftgauge.acceptance import Policy
-    from draftgauge.evaluate import Options, evaluate_checkpoint
+    from draftgauge.evaluate import Options, evaluate_checkpoint, evaluate_share
     from draftgauge.gates import parse_gate, require_answerable
     from draftgauge.like import options_like
     from draftgauge.measure import ALWAYS
     from draftgauge.runs import open_run
     from draftgauge.trackers import require_tracker
+    from draftgauge.workers import Workers
 
+    crew = Workers.parse(workers)
+    if share is not None and workers != "1":
+        raise click.UsageError("--shard measures in this process; leave out --workers")
     policies = (
         Policy("chain"),
         *(Policy("chain", n) for n in chain_lengths),
@@ -140,7 +152,14 @@ def eval_(
         require_answerable(parse_gate(gate), (*options.policies, *ALWAYS))
     if log_to is not None:
         require_tracker(log_to)
-    run = evaluate_checkpoint(checkpoint, recording, options, root=root, name=name, progress=bar())
+    where: Any = {"root": root, "name": name, "progress": bar()}
+    if share is None:
+        run = evaluate_checkpoint(checkpoint, recording, options, workers=crew, **where)
+    elif (found := evaluate_share(checkpoint, recording, options, share=share, **where)) is not None:
+        run = found
+    else:
+        say_share_done(share, as_json=as_json)
+        return
     problems = logged([run], log_to)
     print_run(run, gates=gates, beside=beside, as_json=as_json)
     for problem in problems:

@@ -95,6 +95,30 @@ log_option = click.option(
 )
 
 
+def _share(text: str) -> tuple[int, int]:
+    """`2/8`: the second of eight."""
+    number, slash, of = text.partition("/")
+    if not (slash and number.isdecimal() and of.isdecimal()):
+        raise click.BadParameter(f"{text!r} is not a share like 2/8")
+    return int(number), int(of)
+
+
+workers_option = click.option(
+    "--workers",
+    default="1",
+    show_default=True,
+    metavar="N|ray",
+    help="Measure in so many processes, or on a Ray cluster.",
+)
+share_option = click.option(
+    "--shard",
+    "share",
+    type=_share,
+    metavar="I/N",
+    help="Measure only the I-th of N shares, as a job of an array; the last one puts the run together.",
+)
+
+
 def wiring_options(command: Callable[..., None]) -> Callable[..., None]:
     """Adds the options that state wiring fields; the command receives them as one `stated`."""
 
@@ -171,8 +195,19 @@ def print_run(run: Any, *, gates: Sequence[str], beside: Path | None, as_json: b
         click.echo(f"\nkept in {run.path}")
     failed = [f"control {slug}" for slug in run.failed_controls]
     failed += [f"gate {judgement.gate!r} ({judgement.text})" for judgement in judged if not judgement.passed]
+    if run.manifest["status"] != "complete":
+        failed.append(f"{len(run.manifest['lost'])} prompt(s) were lost with their workers")
     if failed:
         raise IncompleteError(f"measured, but failed: {'; '.join(failed)}")
+
+
+def say_share_done(share: tuple[int, int], *, as_json: bool) -> None:
+    """Says that a share is measured and that there is no run yet."""
+    number, of = share
+    if as_json:
+        print_json({"run": None, "share": number, "of": of})
+    else:
+        click.echo(f"share {number}/{of} is measured; the run is put together when the others are")
 
 
 def print_json(value: Any) -> None:

@@ -6,6 +6,7 @@ of recordings, ranks or runs.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Protocol, runtime_checkable
 
@@ -18,6 +19,10 @@ from draftgauge.errors import FamilyError, WiringError
 from draftgauge.features import as_torch
 from draftgauge.tensorfile import StoredTensor
 from draftgauge.wiring import Wiring, tensor_shapes
+
+# A float32 product of MKL otherwise depends in its last bits on the number of threads, and so on how many workers
+# share a machine. Read at the first product of a process; it costs nothing that could be measured.
+os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 __all__ = ["FAMILIES", "Context", "DFlash", "Drafter", "Ends", "as_torch", "load_drafter"]
 
