@@ -49,11 +49,11 @@ check: setup ## lint, format, types and the rules of the house; under a minute
 	$(RUN) -m mypy
 	$(RUN) -m pytest -q tests/test_house.py tests/test_docs.py
 
-# For the tests across machines and in a browser: packages of Debian, as root. Without them those tests are skipped.
-hosts: ## install what three hosts out of namespaces, and the browser tests, need (Debian, root)
+# For the tests across machines, in a browser and in a batch system: packages of Debian, as root. Without them those tests are skipped.
+hosts: ## install what tests on three hosts, in a browser and in a batch system need (Debian, root)
 	apt-get update -q
 	DEBIAN_FRONTEND=noninteractive apt-get install -y -q openssh-server openssh-client iproute2 nftables lxc \
-	    busybox-static procps chromium chromium-driver
+	    busybox-static procps chromium chromium-driver slurm-wlm munge
 
 bench-stage: setup ## staging against a bare ssh cat, on three hosts out of namespaces (root)
 	$(RUN) bench/stage.py

@@ -40,7 +40,12 @@ YIELD: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "prompts-lost": (
         "warning",
-        {"lost": {"p7": "ProcessExpired: Abnormal termination", "p8": "ProcessExpired: Abnormal termination"}},
+        {
+            "lost": {
+                "p7": "ProcessExpired: Abnormal termination",
+                "p8": "ProcessExpired: Abnormal termination",
+            }
+        },
         "2 prompt(s) were lost with their workers, twice: p7, p8 (ProcessExpired: Abnormal termination)",
     ),
     "few-prompts": ("warning", {"prompts_asked": 4, "prompts_evaluated": 4}, "4 prompt(s)"),

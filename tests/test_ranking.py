@@ -1,12 +1,25 @@
 """`ranking` against a slow sort, ties included."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from draftgauge.ranking import rank_rows
+from draftgauge.ranking import Ranking, rank_slices
+
+
+def rank_rows(logits: np.ndarray, entries: np.ndarray, *, width: int, cuts: Sequence[int] = ()) -> Ranking:
+    """The rows in slices that are cut at some entries, with the right guesses."""
+    return rank_slices(
+        lambda: np.split(logits, cuts, axis=1),
+        entries,
+        guess=logits[np.arange(len(entries)), entries],
+        width=width,
+        vocabulary=logits.shape[1],
+    )
 
 
 def slow(row, entry, width):
@@ -28,9 +41,10 @@ def test_ties_go_to_the_smaller_entry():
     arrays.arrays(np.float32, (3, 150), elements=st.integers(-4, 4).map(float)),
     st.lists(st.integers(0, 149), min_size=3, max_size=3),
     st.sampled_from([1, 2, 7, 64, 150, 400]),
+    st.lists(st.integers(0, 150), max_size=4).map(sorted),
 )
-def test_equals_a_sort_of_rows_full_of_ties(logits, entries, width):
-    ranking = rank_rows(logits, np.array(entries), width=width)
+def test_equals_a_sort_of_rows_full_of_ties(logits, entries, width, cuts):
+    ranking = rank_rows(logits, np.array(entries), width=width, cuts=cuts)
     for r, entry in enumerate(entries):
         rank, best = slow(logits[r].tolist(), entry, width)
         assert ranking.ranks[r] == rank
@@ -52,3 +66,37 @@ def test_a_row_that_is_not_finite_is_told_apart(value):
     logits = np.zeros((2, 70), np.float32)
     logits[1, 69] = value
     assert rank_rows(logits, np.array([0, 0]), width=4).finite.tolist() == [True, False]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    arrays.arrays(np.float32, (2, 40), elements=st.integers(-3, 3).map(float)),
+    st.tuples(st.integers(0, 39), st.integers(0, 39)),
+    arrays.arrays(np.float32, 2, elements=st.integers(-4, 4).map(float)),
+)
+def test_a_wrong_guess_costs_a_second_reading_and_no_rank(logits, entries, guess):
+    reads = []
+
+    def slices():
+        reads.append(1)
+        return np.split(logits, (13, 26), axis=1)
+
+    own = logits[[0, 1], entries]
+    found = rank_slices(slices, np.array(entries), guess=guess, width=5, vocabulary=40)
+    assert len(reads) == (1 if (own == guess).all() else 2)
+    for r, entry in enumerate(entries):
+        rank, best = slow(logits[r].tolist(), entry, 5)
+        assert (found.ranks[r], found.top_entries[r].tolist()) == (rank, best)
+    np.testing.assert_array_equal(found.own, own)
+
+
+def test_logits_that_change_from_reading_to_reading_are_no_ranking():
+    rng = np.random.default_rng(0)
+    with pytest.raises(ArithmeticError, match="gave other bits"):
+        rank_slices(
+            lambda: [rng.standard_normal((1, 9)).astype(np.float32)],
+            np.array([4]),
+            guess=np.zeros(1, np.float32),
+            width=3,
+            vocabulary=9,
+        )

@@ -131,8 +131,8 @@ class Scripted:
         depth = self.wiring.depth
         return (anchors[:, None] * depth + torch.arange(depth)).unsqueeze(-1).double()
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.table[hidden[..., 0].long()]
+    def logits(self, hidden: Tensor, *, rows: Tensor | slice = slice(None)) -> Tensor:
+        return self.table[hidden[..., 0].long()][..., rows]
 
 
 def scripted(table: Tensor, *, target_ids: Tensor | None = None) -> Scripted:
@@ -344,7 +344,7 @@ def test_slices_of_rows_meet_without_a_seam() -> None:
     assert rows > 1.4 * (1 << 26) / (4 * len(wide))  # more logits than a slice holds
     whole = replay(drafter, recorded, budget=4)
     parts = [replay(drafter, recorded, budget=4, anchors=anchors) for anchors in recorded.anchors.split(20)]
-    assert_same(joined(parts), whole)
+    assert_same(joined(parts), whole, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["draftA8", "draftA16"])

@@ -1,6 +1,7 @@
 """A measurement in shards: the same bytes whoever measures them, in one process or several, at once or later."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from draftgauge.runs import BLOCKS, Run, list_runs
 from draftgauge.shards import Shard, Task, measure_shard, shards_of
 from draftgauge.stated import Stated
 from draftgauge.workers import Workers
-from tests import tiny
+from tests import batch, tiny
 
 DRAFTER = tiny.workshop() / "drafter"
 EVERY = {anchors: Options(anchors=anchors) for anchors in ("all", "walk")}
@@ -84,6 +85,23 @@ def test_shares_give_the_bytes_of_one(anchors: str, tmp_path: Path) -> None:
     assert same(found[2], alone(anchors))
     assert left(tmp_path) == []
     assert len(list_runs(tmp_path)) == 1
+
+
+@pytest.mark.skipif(bool(batch.missing()), reason=f"a batch system needs {', '.join(batch.missing())}")
+def test_an_array_of_a_batch_system_gives_the_bytes_of_one(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("slurm")
+    (folder / "out").mkdir()
+    words = map(str, tiny.command("eval", DRAFTER, "--recording", tiny.wide_recording().path))
+    with batch.one_node(folder) as environment:
+        array = ("--array=1-3", "--wait", f"--output={folder}/out/%a.txt", f"--chdir={folder}")
+        wrapped = f"{shlex.join(words)} --shard $SLURM_ARRAY_TASK_ID/3"
+        batch.told(["sbatch", *array, "--wrap", wrapped], environment)
+    said = {path.stem: path.read_text() for path in (folder / "out").iterdir()}
+    assert said.keys() == {"1", "2", "3"}
+    (run,) = list_runs(folder / "runs")
+    assert same(run, alone()), said
+    assert left(folder / "runs") == []
+    assert sum(f"kept in {Path('runs') / run.name}" in text for text in said.values()) >= 1
 
 
 @pytest.mark.parametrize("share", [(0, 3), (4, 3), (1, 0)])

@@ -10,6 +10,7 @@ Letters: A anchors, D depth, T positions, F features, K list length, R rows, V v
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -24,14 +25,16 @@ from draftgauge.acceptance import NO_REFERENCE, UNREACHABLE
 from draftgauge.drafters import Context, Drafter
 from draftgauge.errors import CheckpointError, RecordingError
 from draftgauge.features import Recorded
-from draftgauge.ranking import rank_rows
+from draftgauge.ranking import rank_slices
 from draftgauge.tree import reference_order
 
 #: How many of the drafter's choices are kept per anchor and depth.
 TOP_LIST = 8
-#: Bounds on the transient memory of one slice: attention scores of a slice of anchors, logits of its rows.
+#: Bounds on the transient memory of one slice: attention scores of a slice of anchors, logits of some rows.
 _SCORE_BYTES = 1 << 27
 _LOGIT_BYTES = 1 << 26
+#: Rows whose logits are computed together: enough that the head is read at the processor's rate, not the memory's.
+_ROWS = 1 << 10
 
 
 @dataclass(frozen=True)
@@ -291,10 +294,9 @@ def _rank(
     references = _references(tokens, anchors, depth=drafter.wiring.depth)
     count, depth = references.shape
     rows, wanted = hidden.flatten(0, 1), references.flatten()
-    size = max(1, _LOGIT_BYTES // (4 * len(drafter.ends.head)))
     parts = [
         _rank_rows(drafter, some, reference, width=max(budget, TOP_LIST))
-        for some, reference in zip(rows.split(size), wanted.split(size), strict=True)
+        for some, reference in zip(rows.split(_ROWS), wanted.split(_ROWS), strict=True)
     ]
     ranks, log_probs, top_ids, best = (np.concatenate(list(arrays)) for arrays in zip(*parts, strict=True))
     ranks = ranks.reshape(count, depth)
@@ -321,21 +323,34 @@ def _rank_rows(
 
     Returns arrays [R], [R], [R, min(TOP_LIST, V)] and [R, min(width, V)].
     """
-    logits = drafter.logits(hidden).float()
-    ids = drafter.ends.target_ids
-    entries, reachable = _entries(references, ids, vocabulary=logits.shape[1])
-    found = rank_rows(logits.numpy(), entries.numpy(), width=width)
+    ids, vocabulary = drafter.ends.target_ids, len(drafter.ends.head)
+    entries, reachable = _entries(references, ids, vocabulary=vocabulary)
+    norm = torch.empty(len(hidden), dtype=torch.float64)
+
+    def slices() -> Iterator[np.ndarray]:
+        norm.fill_(-torch.inf)
+        for logits in _slices(drafter, hidden):
+            torch.logaddexp(norm, torch.from_numpy(logits).logsumexp(dim=1).double(), out=norm)
+            yield logits
+
+    found = rank_slices(
+        slices,
+        entries.numpy(),
+        guess=_own(drafter, hidden, entries),
+        width=width,
+        vocabulary=vocabulary,
+        threads=torch.get_num_threads(),
+    )
     _require_finite(found.finite, hidden.dtype)
-    norm = logits.logsumexp(dim=1)
     reachable &= references >= 0
-    own = logits.gather(1, entries[:, None])[:, 0]
+    own = torch.from_numpy(found.own)
     ranks = np.where(reachable.numpy(), found.ranks, UNREACHABLE)
     first = torch.from_numpy(found.top_entries[:, :TOP_LIST]).long()
     return (
         np.where(references.numpy() < 0, NO_REFERENCE, ranks).astype(np.int32),
-        torch.where(reachable, own - norm, torch.nan).numpy(),
+        torch.where(reachable, own - norm, torch.nan).float().numpy(),
         (first if ids is None else ids[first]).numpy().astype(np.int32),
-        found.top_logits - norm.numpy()[:, None],
+        (found.top_logits - norm.numpy()[:, None]).astype(np.float32),
     )
 
 
@@ -343,15 +358,37 @@ def _hits(
     drafter: Drafter, hidden: Float[Tensor, "R H"], references: Int[Tensor, " R"]
 ) -> Bool[Tensor, " R"]:
     """Whether each row's first choice is the reference token, with no list kept."""
-    size = max(1, _LOGIT_BYTES // (4 * len(drafter.ends.head)))
+    vocabulary = len(drafter.ends.head)
     parts = []
-    for some, wanted in zip(hidden.split(size), references.split(size), strict=True):
-        logits = drafter.logits(some).float()
-        entries, reachable = _entries(wanted, drafter.ends.target_ids, vocabulary=logits.shape[1])
-        found = rank_rows(logits.numpy(), entries.numpy(), width=1)
+    for some, wanted in zip(hidden.split(_ROWS), references.split(_ROWS), strict=True):
+        entries, reachable = _entries(wanted, drafter.ends.target_ids, vocabulary=vocabulary)
+        found = rank_slices(
+            functools.partial(_slices, drafter, some),
+            entries.numpy(),
+            guess=_own(drafter, some, entries),
+            width=1,
+            vocabulary=vocabulary,
+            threads=torch.get_num_threads(),
+        )
         _require_finite(found.finite, hidden.dtype)
         parts.append(torch.from_numpy(found.ranks == 0) & reachable & (wanted >= 0))
     return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.bool)
+
+
+def _slices(drafter: Drafter, hidden: Float[Tensor, "R H"]) -> Iterator[Float32[np.ndarray, "R _"]]:
+    """The logits of some rows, slice by slice of the vocabulary: the head is read once for all rows."""
+    size = _LOGIT_BYTES // (4 * max(len(hidden), 1))
+    for start in range(0, len(drafter.ends.head), size):
+        yield drafter.logits(hidden, rows=slice(start, start + size)).float().numpy()
+
+
+def _own(
+    drafter: Drafter, hidden: Float[Tensor, "R H"], entries: Int[Tensor, " R"]
+) -> Float32[np.ndarray, " R"]:
+    """The logit of each row's entry, from a product of its own: as a rule, but not surely, the same bits."""
+    rows, place = entries.unique(return_inverse=True)
+    logits = drafter.logits(hidden, rows=rows).float()
+    return np.asarray(logits.gather(1, place[:, None])[:, 0].numpy())
 
 
 def _require_finite(finite: Bool[np.ndarray, " R"], dtype: torch.dtype) -> None:

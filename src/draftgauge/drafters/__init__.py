@@ -48,7 +48,7 @@ class Drafter(Protocol):
         """Final hidden states of one block per anchor."""
 
     def logits(
-        self, hidden: Float[Tensor, "*lead H"], *, rows: Int[Tensor, " V"] | None = None
+        self, hidden: Float[Tensor, "*lead H"], *, rows: Int[Tensor, " V"] | slice = slice(None)
     ) -> Float[Tensor, "*lead V"]:
         """Scores of the drafter's vocabulary, or of some rows of its head alone."""
 

@@ -322,10 +322,10 @@ class DFlash(nn.Module):
         return out
 
     def logits(
-        self, hidden: Float[Tensor, "*lead H"], *, rows: Int[Tensor, " V"] | None = None
+        self, hidden: Float[Tensor, "*lead H"], *, rows: Int[Tensor, " V"] | slice = slice(None)
     ) -> Float[Tensor, "*lead V"]:
         """Scores of the head's vocabulary, or of some of its rows alone."""
-        logits = F.linear(hidden, self.ends.head if rows is None else self.ends.head[rows])
+        logits = F.linear(hidden, self.ends.head[rows])
         scale, cap = self.wiring.logit_scale, self.wiring.logit_softcap
         logits = logits if scale == 1 else logits * scale
         return logits if cap is None else torch.tanh(logits / cap) * cap
