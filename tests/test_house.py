@@ -29,7 +29,7 @@ FLOORS = {
     "witness probing",
     5: "evaluate online crosscheck picking exporting formats sources compare train inspection report check diagnose "
     "gates beside kept like trackers",
-    6: "fleet viewer",
+    6: "fleet viewer sweep",
     7: "cli",
     8: "draftgauge __main__",
 }
@@ -54,6 +54,7 @@ SIBLINGS = {
     "search -> trials": "wirings are compared on a trial",
     "trials -> replay": "a trial's streaks are replayed",
     "evaluate -> check": "a run carries the controls that cost little",
+    "sweep -> fleet": "what a plan of one machine or many says of `eval` is the same table",
     "gates -> compare": "a gate against a run is a comparison",
     "like -> evaluate": "it gives the options of an evaluation",
     "evaluate -> sources": "a run says what it was measured from",
@@ -83,7 +84,7 @@ LIBRARIES = {
     "filelock": "store",
     "jinja2": "rendering report viewer",
     "click": "cli",
-    "msgspec": "fleet viewer",
+    "msgspec": "fleet viewer sweep",
     "tenacity": "fleet engines remotefiles",
     "httpx2": "engines urls remotefiles",
     "fsspec": "remotefiles",

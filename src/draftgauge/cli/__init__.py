@@ -25,6 +25,7 @@ from draftgauge.cli.options import EXIT_CODES
 from draftgauge.cli.reading import compare, formats, runs, show
 from draftgauge.cli.recordings import recordings
 from draftgauge.cli.reporting import report
+from draftgauge.cli.sweeping import sweep
 from draftgauge.cli.viewing import view
 from draftgauge.errors import DraftgaugeError
 
@@ -49,7 +50,7 @@ def cli() -> None:
 
 
 _MAKING = (inspect, references, record, train, export)
-_MEASURING = (eval_, check, diagnose, crosscheck)
+_MEASURING = (eval_, sweep, check, diagnose, crosscheck)
 _READING = (recordings, runs, show, compare, report, view, formats)
 for _command in (*_MAKING, *_MEASURING, *_READING, fleet, stage, run, watch):
     cli.add_command(_command)

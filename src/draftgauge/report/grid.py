@@ -1,0 +1,52 @@
+"""Renders what came of a sweep: a table for each series, one line for each checkpoint.
+
+Takes plain values. Knows nothing of how a sweep is run.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from draftgauge.acceptance import Policy
+from draftgauge.report.text import ABSENT, interval, number, table, visible, wrap
+
+
+def grid_report(outcomes: Sequence[Mapping[str, Any]]) -> str:
+    """The series of a sweep, then what could not be measured and why."""
+    parts = []
+    for (recording, size), series in itertools.groupby(
+        outcomes, key=lambda o: (o["recording"], o["block_size"])
+    ):
+        measured = [outcome for outcome in series if outcome["run"] is not None]
+        if measured:
+            parts.append(f"{visible(recording)}, block size {size}\n\n{_series(measured)}")
+    failed = [outcome for outcome in outcomes if outcome["run"] is None]
+    parts += [
+        wrap(f"! {o['checkpoint']}, block size {o['block_size'] or 'its own'}: {o['reason']}", indent="  ")
+        for o in failed
+    ]
+    return "\n\n".join(parts)
+
+
+def _series(outcomes: Sequence[Mapping[str, Any]]) -> str:
+    """One line for each checkpoint: tau of the chain and of the largest tree."""
+    slugs = ["chain", *_largest_tree(outcomes[0]["tau"])]
+    head = ["run", "step"]
+    for slug in slugs:
+        head += [f"tau\n{Policy.parse(slug).label}", "95 %"]
+    rows = []
+    for outcome in outcomes:
+        step = outcome["step"]
+        row = [outcome["run"], ABSENT if step is None else str(step)]
+        for slug in slugs:
+            row += [number(outcome["tau"][slug]["value"]), interval(outcome["tau"][slug])]
+        rows.append([*row, "yes" if outcome["trusted"] else "NO"])
+    return table([*head, "trust"], rows)
+
+
+def _largest_tree(tau: Mapping[str, Any]) -> list[str]:
+    """The slug of the tree with the most nodes, if one was asked."""
+    trees = [policy for policy in map(Policy.parse, tau) if policy.kind == "ddtree"]
+    return [max(trees, key=lambda policy: policy.n or 0).slug] if trees else []
