@@ -424,7 +424,7 @@ def test_the_plan_holds_whatever_can_change_a_number() -> None:
         ({"num_prompts": 0}, "num_prompts is 0; expected 1 or more"),
         ({"max_blocks": -1}, "max_blocks is -1; expected 1 or more"),
         ({"anchors": "some"}, "anchors 'some' are not known; expected all or walk"),
-        ({"dtype": "float16"}, "dtype 'float16' is not computed in; expected float32 or bfloat16"),
+        ({"dtype": "float16"}, "dtype 'float16' is not computed in; expected float32, bfloat16 or auto"),
         ({"policies": (Policy("ddtree", 2048),)}, r"DDTree\(2048\) is too large"),
         ({"policies": (Policy("ddtree", 0),)}, "'ddtree0' is not known"),
     ],

@@ -8,7 +8,7 @@ import torch
 
 from draftgauge.checkpoint import open_checkpoint
 from draftgauge.errors import RecordingError, WiringError
-from draftgauge.pairing import open_drafter
+from draftgauge.pairing import fastest_dtype, open_drafter
 from draftgauge.recording import Recording
 from tests import tiny
 from tests.golden import blocks_of, logits_of, wiring_of
@@ -23,6 +23,17 @@ def test_the_network_computes_in_the_asked_dtype(dtype: str) -> None:
     kinds = {parameter.dtype for parameter in drafter.parameters()}  # type: ignore[attr-defined]
     kinds |= {drafter.ends.embedding.dtype, drafter.ends.head.dtype}
     assert kinds == {getattr(torch, dtype)}
+
+
+def test_the_fastest_dtype_is_measured_where_there_is_a_choice(tmp_path: Path) -> None:
+    """Weights that are stored in float32 are computed in it: bfloat16 would round them."""
+    assert fastest_dtype(open_checkpoint(tiny.workshop() / "drafter"), WIRING) == ("float32", {})
+    narrow = {name: tensor.bfloat16() for name, tensor in tiny.weights().items()}
+    stored = open_checkpoint(tiny.trainer_pt(tmp_path / "narrow.pt", narrow, config=tiny.drafter_config()))
+    dtype, rates = fastest_dtype(stored, WIRING)
+    assert rates.keys() == {"float32", "bfloat16"}
+    assert min(rates.values()) > 0
+    assert rates[dtype] == max(rates.values())
 
 
 def test_the_network_has_the_checkpoints_weights_and_the_targets_ends() -> None:

@@ -104,6 +104,25 @@ def test_an_array_of_a_batch_system_gives_the_bytes_of_one(tmp_path_factory: pyt
     assert sum(f"kept in {Path('runs') / run.name}" in text for text in said.values()) >= 1
 
 
+def test_a_dtype_that_every_machine_chooses_for_itself_is_no_share(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="state --dtype float32 or bfloat16, not auto"):
+        evaluate_share(DRAFTER, tiny.recording().path, Options(dtype="auto"), share=(1, 2), root=tmp_path)
+
+
+def test_a_dtype_that_was_chosen_by_measurement_is_the_plans_and_its_rates_are_kept(tmp_path: Path) -> None:
+    narrow = {name: tensor.bfloat16() for name, tensor in tiny.weights().items()}
+    path = tiny.trainer_pt(tmp_path / "narrow.pt", narrow, config=tiny.drafter_config())
+    how: Any = {"root": tmp_path / "runs"}
+    run = evaluate_checkpoint(path, tiny.recording().path, Options(dtype="auto", num_prompts=1), **how)
+    rates = run.manifest["dtype_rates"]
+    assert run.plan.dtype == max(rates, key=rates.__getitem__)
+    stated = evaluate_checkpoint(
+        path, tiny.recording().path, Options(dtype=run.plan.dtype, num_prompts=1), **how
+    )
+    assert stated == run
+    assert "dtype_rates" not in alone().manifest
+
+
 @pytest.mark.parametrize("share", [(0, 3), (4, 3), (1, 0)])
 def test_a_share_that_does_not_exist_is_refused(share: tuple[int, int], tmp_path: Path) -> None:
     with pytest.raises(InputError, match="does not exist; shares are counted from 1"):

@@ -21,7 +21,15 @@ from draftgauge.checkpoint import digest
 from draftgauge.drafters import DFlash
 from draftgauge.errors import InputError, UnfinishedError
 from draftgauge.measure import ALWAYS, DEFAULT_POLICIES, require_measurable
-from draftgauge.pairing import DTYPES, Pair, open_drafter, open_pair, require_sound
+from draftgauge.pairing import (
+    AUTO,
+    DTYPES,
+    Pair,
+    fastest_dtype,
+    open_drafter,
+    open_pair,
+    require_sound,
+)
 from draftgauge.parts import Parts
 from draftgauge.progress import Progress, silent
 from draftgauge.recording import reference_digest
@@ -57,7 +65,8 @@ from draftgauge.workers import Lost, Workers, run_pieces
 class Options:
     """How to measure: what the user states about the drafter, what to report, on how much, in which dtype.
 
-    `prompts` are ids, of which the first `num_prompts` are taken; `trainer_step` is where training is now.
+    `prompts` are ids, of which the first `num_prompts` are taken; `trainer_step` is where training is now; `dtype`
+    may be `auto`, which measures what this machine is fastest in.
 
     Raises:
         InputError: An option has a value that nothing can be measured with.
@@ -75,8 +84,10 @@ class Options:
 
     def __post_init__(self) -> None:
         require_measurable(self.policies, anchors=self.anchors, max_blocks=self.max_blocks)
-        if self.dtype not in DTYPES:
-            raise InputError(f"dtype {self.dtype!r} is not computed in; expected {' or '.join(DTYPES)}")
+        if self.dtype not in (*DTYPES, AUTO):
+            raise InputError(
+                f"dtype {self.dtype!r} is not computed in; expected {', '.join(DTYPES)} or {AUTO}"
+            )
         if self.num_prompts is not None and self.num_prompts < 1:
             raise InputError(f"num_prompts is {self.num_prompts}; expected 1 or more, or none for no limit")
 
@@ -155,6 +166,10 @@ def evaluate_share(
     Raises:
         InputError: There is no such share; otherwise as `evaluate_checkpoint`.
     """
+    if options.dtype == AUTO:
+        raise InputError(
+            f"shares may run on different machines: state --dtype {' or '.join(DTYPES)}, not {AUTO}"
+        )
     number, of = share
     if not 1 <= number <= of:
         raise InputError(f"share {number}/{of} does not exist; shares are counted from 1/{of} to {of}/{of}")
@@ -172,13 +187,17 @@ def evaluate_share(
 
 @dataclass(frozen=True)
 class _Asked:
-    """A measurement that is planned: `unverified` records of the weights carry no checksum."""
+    """A measurement that is planned.
+
+    `unverified` records of the weights carry no checksum; `rates` are what the dtype was chosen from, if it was.
+    """
 
     pair: Pair
     plan: Plan
     options: Options
     policies: tuple[Policy, ...]
     unverified: int
+    rates: Mapping[str, float]
     root: Path
     name: str | None
     started: float
@@ -219,9 +238,13 @@ def _ask(
     )
     policies = tuple(sorted({*options.policies, *ALWAYS}))
     unverified = require_sound(pair.checkpoint, pair.wiring, progress=progress)
+    rates: Mapping[str, float] = {}
+    if options.dtype == AUTO:
+        dtype, rates = fastest_dtype(pair.checkpoint, pair.wiring)
+        options = dataclasses.replace(options, dtype=dtype)
     plan = _plan(pair, policies, options)
     run_path(root, plan, label=label_of(pair.checkpoint), name=name)  # before the work, not after it
-    return _Asked(pair, plan, options, policies, unverified, root, name, started)
+    return _Asked(pair, plan, options, policies, unverified, rates, root, name, started)
 
 
 def _measure(
@@ -272,7 +295,7 @@ def _publish(asked: _Asked, parts: Parts, *, lost: Mapping[str, str]) -> Run:
     Where prompts were lost it is the run of the others, under a plan and a name of its own.
     """
     pair, plan, name = asked.pair, asked.plan, asked.name
-    facts = source_facts(pair)
+    facts = source_facts(pair) | ({"dtype_rates": dict(asked.rates)} if asked.rates else {})
     if lost:
         pair = dataclasses.replace(pair, items=tuple(item for item in pair.items if item.id not in lost))
         plan = dataclasses.replace(plan, prompts=tuple(item.id for item in pair.items))

@@ -80,7 +80,13 @@ def inspect(checkpoint: str, stated: Any, state_dict: str | None, as_json: bool)
 )
 @counted("--num-prompts", help="Only the first so many prompts.")
 @counted("--max-blocks", help="Only the first so many anchors of each completion.")
-@dtype_option
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16", "auto"]),
+    default="float32",
+    show_default=True,
+    help="What to compute in; auto measures what is fastest here.",
+)
 @workers_option
 @share_option
 @click.option("--name", help="The run's name; made of checkpoint and plan if not given.")
