@@ -13,57 +13,92 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 
-LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM = 5, 5120, 17408, 32, 8, 128
-VOCABULARY, TAPS, LAST = 248320, (1, 16, 31, 46), 63
-PROMPTS, PROMPT, LENGTH = ("fizzbuzz", "binary_search", "linked_list_reverse"), 120, 536
+PROMPTS = ("fizzbuzz", "binary_search", "linked_list_reverse")
 BLOCK, ROUNDS = 16, 30
-WIRING = f"""\
-taps = {[*TAPS, LAST]}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of a drafter and of what it was made for; the defaults are the original use's."""
+
+    layers: int = 5
+    hidden: int = 5120
+    inner: int = 17408
+    heads: int = 32
+    kv_heads: int = 8
+    head_dim: int = 128
+    vocabulary: int = 248320
+    taps: tuple[int, ...] = (1, 16, 31, 46, 63)
+    prompt: int = 120
+    length: int = 536
+
+    @property
+    def target_layers(self) -> int:
+        """Layers of the target: the last tap is its last."""
+        return self.taps[-1] + 1
+
+    @property
+    def drafter(self) -> dict[str, tuple[int, ...]]:
+        """The drafter's tensors, and the three others that its trainer saved beside them."""
+        shapes: dict[str, tuple[int, ...]] = {"fc.weight": (self.hidden, len(self.taps) * self.hidden)}
+        shapes |= dict.fromkeys(("hidden_norm.weight", "norm.weight"), (self.hidden,))
+        for layer in range(self.layers):
+            inner = {
+                "self_attn.q_proj": (self.heads * self.head_dim, self.hidden),
+                "self_attn.k_proj": (self.kv_heads * self.head_dim, self.hidden),
+                "self_attn.v_proj": (self.kv_heads * self.head_dim, self.hidden),
+                "self_attn.o_proj": (self.hidden, self.heads * self.head_dim),
+                "self_attn.q_norm": (self.head_dim,),
+                "self_attn.k_norm": (self.head_dim,),
+                "mlp.gate_proj": (self.inner, self.hidden),
+                "mlp.up_proj": (self.inner, self.hidden),
+                "mlp.down_proj": (self.hidden, self.inner),
+                "input_layernorm": (self.hidden,),
+                "post_attention_layernorm": (self.hidden,),
+            }
+            shapes |= {f"layers.{layer}.{name}.weight": shape for name, shape in inner.items()}
+        return shapes | {"verifier_norm.weight": (self.hidden,), "num_updates": (), "num_tokens": ()}
+
+    def held(self, width: int) -> int:
+        """Bytes of the drafter and the head, at so many bytes a number."""
+        return width * (sum(map(math.prod, self.drafter.values())) + self.vocabulary * self.hidden)
+
+    @property
+    def block_gflop(self) -> float:
+        """Operations of a drafted block: every matrix but the fusion of the taps, and the head."""
+        rows = self.held(1) - self.hidden * len(self.taps) * self.hidden
+        return 2e-9 * BLOCK * rows
+
+    @property
+    def wiring(self) -> str:
+        """A file for `--wiring`: what the checkpoint does not say."""
+        return f"""\
+taps = {list(self.taps)}
 tap_after_final_norm = true
 block_size = 32
-mask_token_id = {VOCABULARY - 1}
+mask_token_id = {self.vocabulary - 1}
 predicts_from_anchor = false
 rope_theta = 10000000.0
 rms_norm_eps = 1e-6
-rope_dims = 64
-head_dim = {HEAD_DIM}
-layer_types = {json.dumps(["full_attention"] * LAYERS)}
-num_target_layers = 64
+rope_dims = {self.head_dim // 2}
+head_dim = {self.head_dim}
+layer_types = {json.dumps(["full_attention"] * self.layers)}
+num_target_layers = {self.target_layers}
 """
 
 
-def drafter_shapes() -> dict[str, tuple[int, ...]]:
-    """The 58 tensors of the drafter, and the three others that its trainer saved beside them."""
-    shapes: dict[str, tuple[int, ...]] = {"fc.weight": (HIDDEN, 5 * HIDDEN)}
-    shapes |= dict.fromkeys(("hidden_norm.weight", "norm.weight"), (HIDDEN,))
-    for layer in range(LAYERS):
-        inner = {
-            "self_attn.q_proj": (HEADS * HEAD_DIM, HIDDEN),
-            "self_attn.k_proj": (KV_HEADS * HEAD_DIM, HIDDEN),
-            "self_attn.v_proj": (KV_HEADS * HEAD_DIM, HIDDEN),
-            "self_attn.o_proj": (HIDDEN, HEADS * HEAD_DIM),
-            "self_attn.q_norm": (HEAD_DIM,),
-            "self_attn.k_norm": (HEAD_DIM,),
-            "mlp.gate_proj": (INNER, HIDDEN),
-            "mlp.up_proj": (INNER, HIDDEN),
-            "mlp.down_proj": (HIDDEN, INNER),
-            "input_layernorm": (HIDDEN,),
-            "post_attention_layernorm": (HIDDEN,),
-        }
-        shapes |= {f"layers.{layer}.{name}.weight": shape for name, shape in inner.items()}
-    return shapes | {"verifier_norm.weight": (HIDDEN,), "num_updates": (), "num_tokens": ()}
-
-
-def make(folder: Path) -> None:
+def make(folder: Path, sizes: Sizes = Sizes()) -> None:
     """Writes everything; in a process of its own, whose peak memory is nobody's."""
     import torch
 
@@ -81,7 +116,7 @@ def make(folder: Path) -> None:
         return made
 
     (folder / "step_4000").mkdir(parents=True)
-    state = {name: weight(*shape) for name, shape in drafter_shapes().items()}
+    state = {name: weight(*shape) for name, shape in sizes.drafter.items()}
     moments = {
         i: {"step": torch.tensor(4000.0), "exp_avg": torch.zeros_like(t), "exp_avg_sq": torch.zeros_like(t)}
         for i, t in enumerate(state.values())
@@ -91,8 +126,8 @@ def make(folder: Path) -> None:
     torch.save(saved, folder / "step_4000" / "checkpoint.pt")
     del state, moments, optimizer, saved
 
-    head = weight(VOCABULARY, HIDDEN)
-    norm = (torch.rand(HIDDEN, generator=generator) + 0.5).bfloat16()
+    head = weight(sizes.vocabulary, sizes.hidden)
+    norm = (torch.rand(sizes.hidden, generator=generator) + 0.5).bfloat16()
     (folder / "target").mkdir()
     tensors = {"model.embed_tokens.weight": as_stored(head), "model.norm.weight": as_stored(norm)}
     write_safetensors(folder / "target" / "model.safetensors", tensors)
@@ -101,25 +136,28 @@ def make(folder: Path) -> None:
         "architectures": ["Qwen3ForCausalLM"],
         "dtype": "bfloat16",
     }
-    config |= {"hidden_size": HIDDEN, "num_hidden_layers": 64, "vocab_size": VOCABULARY, "head_dim": HEAD_DIM}
-    config |= {"intermediate_size": INNER, "num_attention_heads": 40, "num_key_value_heads": 8}
+    config |= {"hidden_size": sizes.hidden, "vocab_size": sizes.vocabulary, "head_dim": sizes.head_dim}
+    config |= {"intermediate_size": sizes.inner, "num_hidden_layers": sizes.target_layers}
+    config |= {"num_attention_heads": sizes.hidden // sizes.head_dim, "num_key_value_heads": sizes.kv_heads}
     config |= {"rms_norm_eps": 1e-6, "rope_theta": 1e7, "tie_word_embeddings": True}
     (folder / "target" / "config.json").write_text(json.dumps(config))
 
     (folder / "cached").mkdir()
     rows = []
     for name in PROMPTS:
-        state_ = torch.randn(LENGTH, HIDDEN, generator=generator)
+        state_ = torch.randn(sizes.length, sizes.hidden, generator=generator)
         last = (state_ * torch.rsqrt(state_.pow(2).mean(-1, keepdim=True) + 1e-6)).bfloat16() * norm
-        said = (last[PROMPT - 1 : -1] @ head.T).argmax(-1)
-        prompt = torch.randint(0, VOCABULARY - 1, (PROMPT,), generator=generator)
+        said = (last[sizes.prompt - 1 : -1] @ head.T).argmax(-1)
+        prompt = torch.randint(0, sizes.vocabulary - 1, (sizes.prompt,), generator=generator)
         tokens = torch.cat((prompt, said))
-        aux = (torch.randn(LENGTH, 4 * HIDDEN, generator=generator)).bfloat16()
+        aux = (
+            torch.randn(sizes.length, (len(sizes.taps) - 1) * sizes.hidden, generator=generator)
+        ).bfloat16()
         value = {"aux_hidden": aux[None], "last_hidden": last[None], "input_ids": tokens[None]}
         torch.save(value, folder / "cached" / f"{name}.pt")
         rows.append({"id": name, "prompt_ids": prompt.tolist()})
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "wiring.toml").write_text(WIRING)
+    (folder / "wiring.toml").write_text(sizes.wiring)
     (folder / "complete").touch()
 
 
@@ -127,11 +165,11 @@ def rates() -> dict[str, float]:
     """GFLOP/s of this machine's own products with a 5120 x 17408 matrix, by dtype and rows."""
     import torch
 
-    found = {}
+    sizes, found = Sizes(), {}
     for dtype in (torch.bfloat16, torch.float32):
-        matrix = torch.randn(HIDDEN, INNER).to(dtype)
+        matrix = torch.randn(sizes.hidden, sizes.inner).to(dtype)
         for rows in (BLOCK, 3 * BLOCK, 30 * BLOCK):
-            some = torch.randn(rows, HIDDEN).to(dtype)
+            some = torch.randn(rows, sizes.hidden).to(dtype)
             some @ matrix
             times = []
             for _ in range(5):
@@ -139,7 +177,7 @@ def rates() -> dict[str, float]:
                 some @ matrix
                 times.append(time.perf_counter() - began)
             found[f"{str(dtype).removeprefix('torch.')} {rows} rows"] = (
-                2e-9 * rows * HIDDEN * INNER / min(times)
+                2e-9 * rows * sizes.hidden * sizes.inner / min(times)
             )
     return found
 
@@ -194,19 +232,21 @@ def main() -> int:
     for name, value in rate.items():
         print(f"{value:7.0f} GFLOP/s  {name} with the 5120 x 17408 matrix")
 
-    sizes = drafter_shapes()
-    drafter = 2 * sum(1 if not s else s[0] * (s[1] if len(s) > 1 else 1) for s in sizes.values())
-    head = 2 * VOCABULARY * HIDDEN
+    sizes = Sizes()
     found, took, peak = timed("inspect", "step_4000", "--wiring", "wiring.toml", cwd=folder)
     print(
         f"inspect   {took:6.1f} s  peak {peak / 1e9:5.2f} GB  {found['file']['bytes_file'] / 1e9:.1f} GB on disk"
     )
     words = ("recordings", "import", "cached", "--target", "target", "--checkpoint", "step_4000", "--wiring")
-    layers = ("--layers", f"aux_hidden={','.join(map(str, TAPS))}", "--layers", f"last_hidden={LAST}")
+    layers = (
+        "--layers",
+        f"aux_hidden={','.join(map(str, sizes.taps[:-1]))}",
+        "--layers",
+        f"last_hidden={sizes.taps[-1]}",
+    )
     made, took, peak = timed(*words, "wiring.toml", "--prompts", "prompts.jsonl", *layers, cwd=folder)
     print(f"import    {took:6.1f} s  peak {peak / 1e9:5.2f} GB  {len(made['items'])} prompts")
-    operations = 2e-9 * BLOCK * (drafter / 2 - HIDDEN * 5 * HIDDEN + VOCABULARY * HIDDEN)
-    for dtype, width in (("bfloat16", 1), ("float32", 2)):
+    for dtype, width in (("bfloat16", 2), ("float32", 4)):
         fastest = max(speed for name, speed in rate.items() if name.startswith(dtype))
         for anchors in ("walk", "all") if arguments.all_anchors else ("walk",):
             words = ("eval", "step_4000", "--recording", made["path"], "--wiring", "wiring.toml")
@@ -215,10 +255,10 @@ def main() -> int:
             name = f"{dtype}-{anchors}-{time.time_ns()}"
             _, took, peak = timed(*words, *asked, *limit, "--name", name, cwd=folder)
             blocks = pq.read_metadata(folder / "runs" / name / "blocks.parquet").num_rows
-            held = width * (drafter + head)
+            held = sizes.held(width)
             print(
                 f"eval {dtype:8} {anchors:4} {took:7.1f} s  {blocks} blocks, {took / blocks:5.2f} s each, floor "
-                f"{operations / fastest:.2f} s ({operations:.0f} GFLOP)  peak {peak / 1e9:5.2f} GB, "
+                f"{sizes.block_gflop / fastest:.2f} s ({sizes.block_gflop:.0f} GFLOP)  peak {peak / 1e9:5.2f} GB, "
                 f"{peak / held:.2f} x the {held / 1e9:.2f} GB that must be held"
             )
     return 0

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from draftgauge.drafters import FAMILIES, Drafter, as_torch, load_drafter
+from draftgauge.drafters import FAMILIES, Drafter, as_torch, load_drafter, rewired
 from draftgauge.drafters.dflash import DFlash
 from draftgauge.errors import FamilyError, WiringError
 from draftgauge.tensorfile import StoredTensor, read_safetensors, write_safetensors
@@ -71,6 +71,29 @@ def test_everything_is_in_the_dtype_to_compute_in(dtype: torch.dtype) -> None:
     drafter = load(tensors_of("draftA8"), dtype=dtype)
     tensors = [*drafter.parameters(), drafter.ends.embedding, drafter.ends.head]
     assert {tensor.dtype for tensor in tensors} == {dtype}
+
+
+def test_another_wiring_of_the_same_weights_copies_none_of_them() -> None:
+    drafter = load(tensors_of("draftA8"))
+    wiring = dataclasses.replace(drafter.wiring, block_size=4)
+    other = rewired(drafter, wiring)
+    places = [{n: t.data_ptr() for n, t in d.state_dict().items()} for d in (drafter, other)]
+    assert places[0] == places[1]
+    assert other.ends is drafter.ends
+    fresh = load(tensors_of("draftA8"), wiring)
+    features = torch.randn(9, 128, generator=torch.Generator().manual_seed(0))
+    anchors, tokens = torch.tensor([5, 9]), torch.tensor([7, 8])
+    drafts = [d.draft(d.context(features), anchors=anchors, anchor_tokens=tokens) for d in (other, fresh)]
+    assert drafts[0].shape[1] == 3
+    assert torch.equal(*drafts)
+
+
+def test_a_tied_end_is_converted_once() -> None:
+    tensors, wiring = tensors_of("draftA8"), wiring_of("draftA8")
+    tied = load_drafter(wiring, tensors, embedding=EMBEDDING, head=EMBEDDING, dtype=torch.bfloat16).ends
+    assert tied.head is tied.embedding
+    apart = load_drafter(wiring, tensors, embedding=EMBEDDING, head=HEAD, dtype=torch.bfloat16).ends
+    assert not torch.equal(apart.head, apart.embedding)
 
 
 def test_own_ends_take_the_place_of_the_targets(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from draftgauge.checkpoint import Checkpoint
 from draftgauge.controls import context_controls, drafter_controls
-from draftgauge.drafters import DFlash, Drafter
+from draftgauge.drafters import DFlash, Drafter, rewired
 from draftgauge.errors import RecordingError
 from draftgauge.features import Recorded, read_item
 from draftgauge.health import recording_controls
@@ -67,7 +67,7 @@ def check_checkpoint(
         return open_drafter(pair.checkpoint, pair.wiring, recording=pair.recording, dtype=other)
 
     probe, unprobed = _probe(pair.checkpoint)
-    trained = _as_trained(pair, drafter, dtype=dtype)
+    trained = _as_trained(pair, drafter)
     found = recording_controls(pair.recording, items=items, taps=pair.wiring.taps)
     if any(control.slug == "features-finite" and control.verdict == "failed" for control in found):
         return _outcome(
@@ -119,7 +119,7 @@ def block_size_effect(pair: Pair, drafter: DFlash) -> tuple[float, float, int, i
         trial = choose_anchors(pair.items, room=max(depths), count=_MOST_BLOCKS)
     except RecordingError:  # no completion is long enough for the larger block
         return None
-    trained = _as_trained(pair, drafter, dtype=str(compute).removeprefix("torch."))
+    trained = _as_trained(pair, drafter)
 
     def read(item: Item) -> Recorded:
         return read_item(pair.recording, item, wiring=pair.wiring, dtype=compute)
@@ -128,11 +128,9 @@ def block_size_effect(pair: Pair, drafter: DFlash) -> tuple[float, float, int, i
     return float(used), float(full), len(trial), min(depths)
 
 
-def _as_trained(pair: Pair, drafter: DFlash, *, dtype: str) -> DFlash:
+def _as_trained(pair: Pair, drafter: DFlash) -> DFlash:
     """The drafter as it was trained, which has another block size where the user asks for one."""
-    if pair.trained == pair.wiring:
-        return drafter
-    return open_drafter(pair.checkpoint, pair.trained, recording=pair.recording, dtype=dtype)
+    return drafter if pair.trained == pair.wiring else rewired(drafter, pair.trained)
 
 
 def _probe(checkpoint: Checkpoint) -> tuple[Probe | None, list[Control]]:

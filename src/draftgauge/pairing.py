@@ -94,11 +94,13 @@ def open_drafter(checkpoint: Checkpoint, wiring: Wiring, *, recording: Recording
         raise WiringError(f"dtype {dtype!r} is not computed with; expected --dtype {' or '.join(DTYPES)}")
     for name in ENDS:
         recording.verify_end(name)
+    stored = recording.end("embedding"), recording.end("head")
+    embedding = as_torch(stored[0])
     return load_drafter(
         wiring,
         checkpoint.tensors,
-        embedding=as_torch(recording.end("embedding")),
-        head=as_torch(recording.end("head")),
+        embedding=embedding,
+        head=embedding if stored[0] == stored[1] else as_torch(stored[1]),
         dtype=getattr(torch, dtype),
     )
 

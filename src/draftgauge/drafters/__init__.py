@@ -24,7 +24,7 @@ from draftgauge.wiring import Wiring, tensor_shapes
 # share a machine. Read at the first product of a process; it costs nothing that could be measured.
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
-__all__ = ["FAMILIES", "Context", "DFlash", "Drafter", "Ends", "as_torch", "load_drafter"]
+__all__ = ["FAMILIES", "Context", "DFlash", "Drafter", "Ends", "as_torch", "load_drafter", "rewired"]
 
 
 @runtime_checkable  # for the tests, which check every annotation at every call
@@ -70,7 +70,7 @@ def load_drafter(
         wiring: Which function the weights are used in.
         tensors: The checkpoint's tensors by canonical name; each one that the wiring names must be there.
         embedding: The target's input embedding [V, H]; used unless the drafter has its own.
-        head: The target's output head [V, H]; used unless the drafter has its own.
+        head: The target's output head [V, H]; used unless the drafter has its own. Of a tied target the same tensor.
         dtype: The dtype to compute in. Tensors that are stored in it stay mapped.
 
     Raises:
@@ -87,7 +87,9 @@ def load_drafter(
     if target_ids is not None:  # rows in the order of their tokens, so that equal logits rank by token id
         by_id = target_ids.argsort()
         head, target_ids = head[by_id], target_ids[by_id]
-    ends = Ends(embedding.to(dtype), head.to(dtype), target_ids)
+    tied = head is embedding  # one tensor is converted once
+    embedding = embedding.to(dtype)
+    ends = Ends(embedding, embedding if tied else head.to(dtype), target_ids)
     for name, end in (("embedding", ends.embedding), ("head", ends.head)):
         if end.shape[1] != wiring.hidden_size:
             raise WiringError(
@@ -109,6 +111,19 @@ def load_drafter(
     own = {name: as_torch(tensors[name]).to(dtype) for name in tensor_shapes(wiring) if name not in borrowed}
     drafter.load_state_dict(own, strict=True, assign=True)
     return drafter.eval().requires_grad_(False)
+
+
+def rewired(drafter: DFlash, wiring: Wiring) -> DFlash:
+    """The same weights and ends in another wiring, without a copy.
+
+    Args:
+        drafter: The network.
+        wiring: One that reads the same tensors, such as the same with another block size.
+    """
+    with torch.device("meta"):
+        other = FAMILIES[wiring.family](wiring, drafter.ends)
+    other.load_state_dict(drafter.state_dict(), strict=True, assign=True)
+    return other.eval().requires_grad_(False)
 
 
 def _target_ids(wiring: Wiring, tensors: Mapping[str, StoredTensor], *, vocabulary: int) -> Tensor | None:
