@@ -81,13 +81,13 @@ def test_a_control_costs_a_twentieth_of_the_measurement(blocks: int, expected: i
 
 
 def test_the_effect_of_another_block_size_is_measured_to_a_depth_that_both_reach() -> None:
-    assert block_size_effect(*opened()) is None
-    used, trained, anchors, depth = block_size_effect(*opened(block_size=12))
+    assert block_size_effect(*opened(), blocks=600) is None
+    used, trained, anchors, depth = block_size_effect(*opened(block_size=12), blocks=600)
     assert depth == 5
     assert anchors == 128
     assert 0.7 < used < trained < 1.6
-    assert block_size_effect(*opened(block_size=4))[3] == 3
+    assert block_size_effect(*opened(block_size=4), blocks=600)[3] == 3
 
 
 def test_where_no_completion_is_long_enough_the_effect_is_absent() -> None:
-    assert block_size_effect(*opened(block_size=200)) is None
+    assert block_size_effect(*opened(block_size=200), blocks=600) is None

@@ -51,7 +51,24 @@ step_8-1a2b3c4d     8  1.000  0.50, 1.50    yes"""
 
 def test_what_could_not_be_measured_stands_below_with_its_reason() -> None:
     text = grid_report([outcome(8, 16, chain=1.25), outcome(90, None, "checkpoint.pt is cut short")])
-    assert text.endswith("\n\n! out/step_90, block size its own: checkpoint.pt is cut short")
+    failure = "! out/step_90 on recordings/1f2e, block size its own: checkpoint.pt is cut short"
+    assert text.endswith(f"\n\n{failure}")
     assert text.startswith("recordings/1f2e, block size 16\n")
     only = grid_report([outcome(90, None, "checkpoint.pt is cut short")])
-    assert only == "! out/step_90, block size its own: checkpoint.pt is cut short"
+    assert only == failure
+
+
+def test_a_series_stays_one_table_whatever_comes_between() -> None:
+    text = grid_report(
+        [
+            outcome(8, 16, chain=1.0),
+            outcome(90, None, "checkpoint.pt is cut short"),
+            outcome(200, 4, chain=2.0),
+            outcome(400, 16, chain=3.0),
+        ]
+    )
+    assert text.count("block size 16\n") == text.count("block size 4\n") == 1
+    first, second = text.split("recordings/1f2e, block size 4\n")
+    assert "step_8-" in first
+    assert "step_400-" in first
+    assert "step_200-" in second

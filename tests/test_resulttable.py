@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from draftgauge.cli import cli
 from draftgauge.errors import InputError, StoreError
 from draftgauge.evaluate import Options, evaluate_checkpoint
-from draftgauge.resulttable import SCHEMA, results_table, write_results
+from draftgauge.resulttable import SCHEMA, require_table, results_table, write_results
 from draftgauge.runs import Run, list_runs
 from tests import tiny
 
@@ -123,3 +123,12 @@ def test_pandas_loads_results_and_blocks_with_a_line(
     blocks = pd.read_parquet(root / "full" / "blocks.parquet")
     assert len(blocks) == runs["full"].blocks().num_rows
     assert list(blocks["rank"].iloc[0]) == runs["full"].blocks()["rank"][0].as_py()
+
+
+def test_a_name_is_judged_before_there_is_anything_to_write(tmp_path: Path) -> None:
+    (tmp_path / "there.parquet").write_bytes(b"")
+    require_table(tmp_path / "new.csv")
+    with pytest.raises(InputError, match=r"ends in '\.txt'; name the table NAME\.csv or NAME\.parquet"):
+        require_table(tmp_path / "new.txt")
+    with pytest.raises(StoreError, match="exists already and is never overwritten"):
+        require_table(tmp_path / "there.parquet")

@@ -17,6 +17,7 @@ from referencing import Registry, Resource
 from draftgauge.cli import cli
 from tests import planted, tiny
 from tests.test_crosscheck import asked, log_of, served
+from tests.test_sweep import plan
 
 FOLDER = files("draftgauge") / "schemas"
 SCHEMAS: dict[str, dict[str, Any]] = {
@@ -163,6 +164,18 @@ def test_lists_name_what_cannot_be_read(folder: Path, tmp_path: Path) -> None:
     require_valid("recordings", recordings)
     assert [recording["reason"] is None for recording in recordings] == [False, True]
     assert recordings[0]["prompts"] is None
+
+
+def test_what_came_of_a_sweep(tmp_path: Path) -> None:
+    """One checkpoint that is measured, one that cannot be; and a key that no schema names."""
+    path = plan(tmp_path, "[eval]\nnum_prompts = 1\n", checkpoints=["out/step_8", "out/step_90"])
+    (tmp_path / "out" / "step_90" / "checkpoint.pt").write_bytes(b"cut short")
+    value = printed("sweep", path, "--runs", tmp_path / "runs", "--json")
+    assert [row["reason"] is None for row in value] == [True, False]
+    require_valid("sweep", value)
+    value[1]["surprise"] = 1
+    with pytest.raises(ValidationError, match="surprise"):
+        require_valid("sweep", value)
 
 
 @pytest.mark.parametrize("name", ["check", "crosscheck", "diagnose", "export"])

@@ -44,18 +44,46 @@ def test_combinations_go_series_by_series_in_the_order_of_steps(tmp_path: Path) 
     assert names(own) == [("step_90", None), ("step_8", None), ("step_400", None), ("drafter@main", None)]
 
 
+def test_a_name_is_taken_as_it_is_and_a_pattern_leaves_out_what_is_hidden(tmp_path: Path) -> None:
+    path = plan(tmp_path, checkpoints=["out/*", "a[1]", "."])
+    (tmp_path / "out" / ".partial-7-step_9").mkdir()
+    (tmp_path / "a[1]").mkdir()
+    found = [c.checkpoint for c in read_sweep(path).combinations]
+    places = ("out/step_8", "out/step_90", "out/step_400", "a[1]", "")
+    assert found == [str(tmp_path / place) for place in places]
+
+
+def test_no_budgets_are_no_trees(tmp_path: Path) -> None:
+    text = "[eval]\nbudgets = []\nnum_prompts = 1\n"
+    (outcome,) = run_sweep(
+        read_sweep(plan(tmp_path, text, checkpoints=["out/step_8"])), root=tmp_path / "runs"
+    )
+    assert outcome.run is not None
+    assert list(outcome.run.summary["policies"]) == ["chain", "coverage4", "coverage8"]
+
+
 @pytest.mark.parametrize(
     ("lists", "text", "message"),
     [
         ({"checkpoints": []}, "", "checkpoints is empty"),
         ({"checkpoints": ["nowhere/*"]}, "", "checkpoints names 'nowhere/\\*', and nothing is found there"),
         ({"recordings": ["nowhere"]}, "", "recordings names 'nowhere', and nothing is found"),
+        ({"recordings": ["out"]}, "", r"plan\.toml: recordings: .* holds no recording\.json"),
+        ({"recordings": ["hf://owner/name"]}, "", r"plan\.toml: recordings: hf:/owner/name is not a folder"),
+        ({"checkpoints": ["out/**x"]}, "", "checkpoints names 'out/\\*\\*x', and nothing is found there"),
+        ({}, "[eval]\nbudgets = [5000]\n", r"plan\.toml: eval: DDTree\(5000\) is too large"),
+        ({"checkpoints": ["x" * 300]}, "", "checkpoints names 'x+', and nothing is found there"),
+        (
+            {"recordings": [RECORDING, f"{RECORDING}/../{Path(RECORDING).name}"]},
+            "",
+            "is the same as .*take one",
+        ),
         ({"block_sizes": [4, 4]}, "", "block_sizes names 4 twice"),
         ({"block_sizes": [0]}, "", r"Expected `int` >= 1 .*block_sizes"),
         ({"block_sizes": [4]}, "[eval]\nblock_size = 8\n", "both say the block size"),
         ({"checkpoint": "out"}, "", "unknown field `checkpoint`"),
         ({}, "[eval]\nbudget = [4]\n", "unknown field `budget`"),
-        ({}, "[eval]\nwiring = 'no.toml'\n", r"no\.toml cannot be read"),
+        ({}, "[eval]\nwiring = 'no.toml'\n", r"plan\.toml: eval\.wiring: .*no\.toml cannot be read"),
         ({}, "[eval", "is not TOML"),
     ],
 )

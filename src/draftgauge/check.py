@@ -33,6 +33,8 @@ from draftgauge.witness import target_controls
 #: In a run, a control drafts one block for so many that are measured, within these bounds.
 _BLOCKS_PER_CONTROL_BLOCK = 20
 _FEWEST_BLOCKS, _MOST_BLOCKS = 16, 128
+#: What another block size does takes more of them to see; twice the fewest.
+_BLOCKS_PER_EFFECT_BLOCK = 4
 #: In a check of its own, so many.
 _CHECK_BLOCKS = 256
 
@@ -104,8 +106,10 @@ def quick_controls(pair: Pair, drafter: Drafter, *, blocks: int) -> list[Control
     ]
 
 
-def block_size_effect(pair: Pair, drafter: DFlash) -> tuple[float, float, int, int] | None:
+def block_size_effect(pair: Pair, drafter: DFlash, *, blocks: int) -> tuple[float, float, int, int] | None:
     """What the block size does where another was trained; None where it is the same, or nothing can tell.
+
+    Drafts with both sizes at up to a quarter as many anchors as there are `blocks` in the measurement.
 
     Example:
         `(1.32, 1.41, 128, 7)`: the streak is 1.32 with the size used and 1.41 with the trained one, on 128
@@ -115,8 +119,9 @@ def block_size_effect(pair: Pair, drafter: DFlash) -> tuple[float, float, int, i
         return None
     depths = pair.trained.depth, pair.wiring.depth
     compute = drafter.ends.embedding.dtype
+    count = min(max(blocks // _BLOCKS_PER_EFFECT_BLOCK, 2 * _FEWEST_BLOCKS), _MOST_BLOCKS)
     try:
-        trial = choose_anchors(pair.items, room=max(depths), count=_MOST_BLOCKS)
+        trial = choose_anchors(pair.items, room=max(depths), count=count)
     except RecordingError:  # no completion is long enough for the larger block
         return None
     trained = _as_trained(pair, drafter)

@@ -319,7 +319,7 @@ def _publish(asked: _Asked, parts: Parts, *, lost: Mapping[str, str]) -> Run:
             stated=asked.options.stated,
             trainer_step=asked.options.trainer_step,
             controls=controls,
-            block_size_effect=block_size_effect(pair, asked.drafter),
+            block_size_effect=block_size_effect(pair, asked.drafter, blocks=drafted),
             lost=lost,
         )
         summary["caveats"] = as_json(caveats(caveat_facts(pair, plan, blocks, summary, known=known)))

@@ -20,7 +20,7 @@ from draftgauge.errors import WiringError
 from draftgauge.features import as_torch
 from draftgauge.fit import require_fit
 from draftgauge.progress import Progress, silent
-from draftgauge.recording import ENDS, Item, Recording, open_recording
+from draftgauge.recording import Item, Recording, open_recording
 from draftgauge.stated import Stated, used_wiring, wiring_of
 from draftgauge.wiring import Wiring, tensor_shapes
 
@@ -92,8 +92,7 @@ def open_drafter(checkpoint: Checkpoint, wiring: Wiring, *, recording: Recording
     """
     if dtype not in DTYPES:
         raise WiringError(f"dtype {dtype!r} is not computed with; expected --dtype {' or '.join(DTYPES)}")
-    for name in ENDS:
-        recording.verify_end(name)
+    recording.verify_ends()
     stored = recording.end("embedding"), recording.end("head")
     embedding = as_torch(stored[0])
     return load_drafter(

@@ -249,6 +249,17 @@ class Recording:
                 f"{self.target.path} changed since; record it again"
             )
 
+    def verify_ends(self) -> None:
+        """Makes sure of all of the target's `ENDS`; those that are one tensor are read once.
+
+        Raises:
+            RecordingError: As `verify_end`.
+        """
+        places = {name: self.target.ends[name] for name in ENDS}
+        distinct = {(p["file"], p["name"], p["sha256"]): name for name, p in places.items()}
+        for name in distinct.values():
+            self.verify_end(name)
+
     def tap_rows(self, taps: Sequence[int]) -> list[int]:
         """Where each of `taps` lies in the items' `taps` tensor.
 

@@ -10,6 +10,7 @@ Letters: A anchors, D depth, T positions, F features, K list length, R rows, V v
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -85,7 +86,9 @@ def replay(
     for chosen in anchors.split(_anchors_per_slice(drafter, context.length)):
         seen = context.upto(int(chosen[-1]))
         hidden = drafter.draft(seen, anchors=chosen, anchor_tokens=recorded.tokens[chosen])
-        parts.append(_rank(drafter, hidden, recorded.tokens, chosen, budget=budget))
+        references = _references(recorded.tokens, chosen, depth=drafter.wiring.depth)
+        length = len(recorded.tokens)
+        parts.append(_rank(drafter, hidden, references, anchors=chosen, length=length, budget=budget))
     return joined(parts)
 
 
@@ -217,9 +220,15 @@ def _side_by_side(
     starts = torch.tensor([offsets[i] for i, _ in pairs])
     tokens = torch.stack([sequences[i].tokens[anchor] for i, anchor in pairs])
     hidden = drafter.draft(context, anchors=anchors, anchor_tokens=tokens, starts=starts)
+    depth = drafter.wiring.depth
+    references = torch.cat(
+        [_references(sequences[i].tokens, anchors[j : j + 1], depth=depth) for j, (i, _) in enumerate(pairs)]
+    )
+    drafted = _rank(drafter, hidden, references, anchors=anchors, length=0, budget=budget)
     for i in dict.fromkeys(i for i, _ in pairs):
-        mine = torch.tensor([j for j, (other, _) in enumerate(pairs) if other == i])
-        yield i, _rank(drafter, hidden[mine], sequences[i].tokens, anchors[mine], budget=budget)
+        mine = [j for j, (other, _) in enumerate(pairs) if other == i]
+        parts = {name: value[mine] for name, value in vars(drafted).items() if isinstance(value, np.ndarray)}
+        yield i, dataclasses.replace(drafted, length=len(sequences[i].tokens), **parts)
 
 
 def joined(parts: Sequence[Drafted]) -> Drafted:
@@ -285,13 +294,13 @@ def _references(tokens: Int[Tensor, " T"], anchors: Int[Tensor, " A"], *, depth:
 def _rank(
     drafter: Drafter,
     hidden: Float[Tensor, "A D H"],
-    tokens: Int[Tensor, " T"],
-    anchors: Int[Tensor, " A"],
+    references: Int[Tensor, "A D"],
     *,
+    anchors: Int[Tensor, " A"],
+    length: int,
     budget: int,
 ) -> Drafted:
     """Ranks, log-probabilities, lists and tree positions of drafted blocks, in chunks of rows."""
-    references = _references(tokens, anchors, depth=drafter.wiring.depth)
     count, depth = references.shape
     rows, wanted = hidden.flatten(0, 1), references.flatten()
     parts = [
@@ -306,7 +315,7 @@ def _rank(
         nodes = np.ascontiguousarray(lists[:, :, :budget])
         order = reference_order(nodes, ranks=ranks, budget=budget)
     return Drafted(
-        length=len(tokens),
+        length=length,
         anchors=anchors.numpy().astype(np.int32),
         ranks=ranks,
         order=order,

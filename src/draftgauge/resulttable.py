@@ -16,7 +16,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from draftgauge.acceptance import CONVENTIONS
-from draftgauge.errors import InputError
+from draftgauge.errors import InputError, StoreError
 from draftgauge.runs import Run
 from draftgauge.store import publish_file
 
@@ -77,17 +77,29 @@ def results_table(runs: Iterable[Run]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=SCHEMA)
 
 
-def write_results(path: Path, runs: Iterable[Run]) -> None:
-    """Writes the table as its name says, `.csv` or `.parquet`; a value that is absent is an empty cell of a CSV.
+def require_table(path: Path) -> None:
+    """Makes sure, before the work that a table is made of, that one can be written under this name.
 
     Raises:
-        InputError: The name ends otherwise.
-        StoreError: The file exists already, or cannot be written.
+        InputError: The name ends in neither `.csv` nor `.parquet`.
+        StoreError: The file exists already.
     """
     if path.suffix not in _WRITERS:
         raise InputError(
             f"{path} ends in {path.suffix!r}; name the table {' or '.join(f'NAME{s}' for s in _WRITERS)}"
         )
+    if path.exists():
+        raise StoreError(f"{path} exists already and is never overwritten; choose another name")
+
+
+def write_results(path: Path, runs: Iterable[Run]) -> None:
+    """Writes the table as its name says, `.csv` or `.parquet`; a value that is absent is an empty cell of a CSV.
+
+    Raises:
+        InputError: As `require_table`.
+        StoreError: As `require_table`; or it cannot be written.
+    """
+    require_table(path)
     table = results_table(runs)
     with publish_file(path) as partial:
         _WRITERS[path.suffix](table, partial)

@@ -29,7 +29,7 @@ from draftgauge.features import Recorded, as_torch, read_item
 from draftgauge.neighbours import Candidate
 from draftgauge.pairing import Pair
 from draftgauge.progress import Progress
-from draftgauge.recording import ENDS, Item, verify_items
+from draftgauge.recording import Item, verify_items
 from draftgauge.stats import Change, holm
 from draftgauge.trials import Scores, Trial, choose_anchors, paired_change, scores_of, streaks_of
 from draftgauge.wiring import Wiring, validate
@@ -129,11 +129,13 @@ def open_bench(pair: Pair, *, dtype: str, seed: int) -> Bench:
         RecordingError: They are not, or no completion is as long as a block.
     """
     items = list(verify_items(pair.recording, pair.items))
-    for name in ENDS:
-        pair.recording.verify_end(name)
+    pair.recording.verify_ends()
     trial = choose_anchors(items, room=pair.wiring.depth, count=STAGES[-1], seed=seed)
     compute = getattr(torch, dtype)
-    ends = {name: as_torch(pair.recording.end(name)).to(compute) for name in ("embedding", "head")}
+    stored = {name: pair.recording.end(name) for name in ("embedding", "head")}
+    ends = {name: as_torch(end).to(compute) for name, end in stored.items()}
+    if stored["embedding"] == stored["head"]:  # held once
+        ends["head"] = ends["embedding"]
     texts = [as_torch(pair.recording.tensors(item).tokens)[item.prompt_len :].long() for item in items]
     return Bench(pair, trial, ends, torch.cat(texts).unique())
 

@@ -15,6 +15,8 @@ was stopped, and grows with its plan.
 
 from __future__ import annotations
 
+import glob
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,12 +26,13 @@ from typing import Annotated, Any
 import msgspec
 
 from draftgauge.acceptance import Policy
-from draftgauge.errors import DraftgaugeError, FleetError
+from draftgauge.errors import DraftgaugeError, FleetError, InputError, RecordingError
 from draftgauge.evaluate import Options, evaluate_checkpoint
 from draftgauge.fleet.places import read_toml
 from draftgauge.fleet.plans import EvalTable
 from draftgauge.measure import DEFAULT_POLICIES
 from draftgauge.progress import Progress, silent
+from draftgauge.recording import open_recording
 from draftgauge.runs import Run
 from draftgauge.stated import Stated
 from draftgauge.workers import Workers
@@ -105,7 +108,8 @@ def read_sweep(path: Path) -> Sweep:
     """Reads a sweep's plan, and finds its checkpoints.
 
     Raises:
-        FleetError: The file cannot be read, a key is unknown, missing or impossible, or a pattern finds nothing.
+        FleetError: The file cannot be read, a key is unknown, missing or impossible, a pattern finds nothing, or a
+            recording is none or named twice.
     """
     try:
         table = msgspec.convert(read_toml(path), SweepTable)
@@ -114,17 +118,31 @@ def read_sweep(path: Path) -> Sweep:
     if table.block_sizes and table.eval.block_size is not None:
         raise FleetError(f"{path}: block_sizes and eval.block_size both say the block size; leave out one")
     checkpoints = _found(path, "checkpoints", table.checkpoints)
-    recordings = _found(path, "recordings", table.recordings)
+    recordings = [Path(name) for name in _found(path, "recordings", table.recordings)]
     combinations = tuple(
-        Combination(checkpoint, Path(recording), size)
+        Combination(checkpoint, recording, size)
         for recording in recordings
         for size in _distinct(path, "block_sizes", table.block_sizes) or [table.eval.block_size]
         for checkpoint in checkpoints
     )
     wiring: dict[str, Any] = {}
     if table.eval.wiring is not None:
-        wiring = read_toml(path.parent / table.eval.wiring)
-    return Sweep(path, combinations, table.eval, wiring)
+        try:
+            wiring = read_toml(path.parent / table.eval.wiring)
+        except FleetError as exc:
+            raise FleetError(f"{path}: eval.wiring: {exc}") from exc
+    sweep = Sweep(path, combinations, table.eval, wiring)
+    try:  # what would fail in every combination is said once, before the work
+        _options(sweep, combinations[0])
+        digests = [open_recording(recording).digest for recording in recordings]
+    except InputError as exc:
+        key = "recordings" if isinstance(exc, RecordingError) else "eval"
+        raise FleetError(f"{path}: {key}: {exc}") from exc
+    for i, digest in enumerate(digests):  # two paths may lead to one recording, or to copies of it
+        if digest in digests[:i]:
+            first = recordings[digests.index(digest)]
+            raise FleetError(f"{path}: recordings: {recordings[i]} is the same as {first}; take one out")
+    return sweep
 
 
 def run_sweep(
@@ -166,7 +184,7 @@ def _options(sweep: Sweep, combination: Combination) -> Options:
     said = {name: value for name, value in msgspec.to_builtins(sweep.table).items() if value is not None}
     trees = [Policy("ddtree", n) for n in said.get("budgets", ())]
     policies = (
-        *([Policy("chain"), *trees] if trees else DEFAULT_POLICIES),
+        *([Policy("chain"), *trees] if "budgets" in said else DEFAULT_POLICIES),
         *(Policy("chain", n) for n in said.get("chain_lengths", ())),
         *(Policy("coverage", n) for n in said.get("coverage", ())),
     )
@@ -190,16 +208,22 @@ def _found(path: Path, key: str, texts: Sequence[str]) -> list[str]:
         if "://" in text:
             found.append(text)
             continue
-        pattern = Path(text).expanduser()
-        folder = Path(pattern.anchor) if pattern.is_absolute() else path.parent
-        relative = str(pattern.relative_to(pattern.anchor) if pattern.is_absolute() else pattern)
-        paths = sorted(map(str, folder.glob(relative)), key=_natural)
+        paths = sorted(_matches(path.parent, str(Path(text).expanduser())), key=_natural)
         if not paths:
             raise FleetError(
                 f"{path}: {key} names {text!r}, and nothing is found there; correct it or take it out"
             )
         found += [name for name in paths if name not in found]
     return found
+
+
+def _matches(folder: Path, text: str) -> list[str]:
+    """What has this name, even one that reads as a pattern; else what the pattern finds."""
+    if os.path.exists(folder / text):  # noqa: PTH110 - also what cannot be looked up is not there
+        return [str(folder / text)]
+    # As a shell does it, without what is hidden: so are folders that are not finished.
+    names = glob.glob(text, root_dir=folder, recursive=True)  # noqa: PTH207
+    return [str(folder / name) for name in names]
 
 
 def _distinct(path: Path, key: str, values: Sequence[Any]) -> list[Any]:

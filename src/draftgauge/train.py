@@ -40,7 +40,7 @@ from draftgauge.errors import InputError, RecordingError, RunError, TargetError
 from draftgauge.probe import PROBE_FILE, write_probe
 from draftgauge.probing import take_probe
 from draftgauge.progress import Progress, silent
-from draftgauge.recording import ENDS, Item, Recording, TargetRecord
+from draftgauge.recording import Item, Recording, TargetRecord
 from draftgauge.store import PARTIAL, locked, publish_directory, write_json
 from draftgauge.tensorfile import StoredTensor, read_safetensors
 from draftgauge.wiring import LayerAttention, Wiring, validate
@@ -441,8 +441,7 @@ def _resume(out: Path, drafter: DFlash, optimizer: torch.optim.Optimizer, plan: 
 
 def _drafter(recording: Recording, wiring: Wiring, *, seed: int) -> DFlash:
     """A fresh drafter: layers from the target's last layers, output norm from the target's."""
-    for name in ENDS:
-        recording.verify_end(name)
+    recording.verify_ends()
     ends = Ends(as_torch(recording.end("embedding")).float(), as_torch(recording.end("head")).float())
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(seed)

@@ -39,10 +39,12 @@ def sweep(plan: Path, table: Path | None, workers: str, root: Path, as_json: boo
       draftgauge sweep plan.toml --table results.csv
     """
     from draftgauge.report.grid import grid_report
-    from draftgauge.resulttable import write_results
+    from draftgauge.resulttable import require_table, write_results
     from draftgauge.sweep import read_sweep, run_sweep
     from draftgauge.workers import Workers
 
+    if table is not None:
+        require_table(table)
     asked, crew, shown = read_sweep(plan), Workers.parse(workers), bar()
     outcomes = []
     for number, outcome in enumerate(run_sweep(asked, root=root, workers=crew, progress=shown), 1):

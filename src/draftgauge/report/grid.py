@@ -5,7 +5,6 @@ Takes plain values. Knows nothing of how a sweep is run.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,19 +14,22 @@ from draftgauge.report.text import ABSENT, interval, number, table, visible, wra
 
 def grid_report(outcomes: Sequence[Mapping[str, Any]]) -> str:
     """The series of a sweep, then what could not be measured and why."""
-    parts = []
-    for (recording, size), series in itertools.groupby(
-        outcomes, key=lambda o: (o["recording"], o["block_size"])
-    ):
-        measured = [outcome for outcome in series if outcome["run"] is not None]
-        if measured:
-            parts.append(f"{visible(recording)}, block size {size}\n\n{_series(measured)}")
-    failed = [outcome for outcome in outcomes if outcome["run"] is None]
-    parts += [
-        wrap(f"! {o['checkpoint']}, block size {o['block_size'] or 'its own'}: {o['reason']}", indent="  ")
-        for o in failed
+    series: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
+    for outcome in outcomes:
+        if outcome["run"] is not None:  # which checkpoints have which size of their own is known only now
+            series.setdefault((outcome["recording"], outcome["block_size"]), []).append(outcome)
+    parts = [
+        f"{visible(recording)}, block size {size}\n\n{_series(measured)}"
+        for (recording, size), measured in series.items()
     ]
+    parts += [_failure(outcome) for outcome in outcomes if outcome["run"] is None]
     return "\n\n".join(parts)
+
+
+def _failure(outcome: Mapping[str, Any]) -> str:
+    size = outcome["block_size"] or "its own"
+    what = f"{outcome['checkpoint']} on {outcome['recording']}, block size {size}"
+    return wrap(f"! {what}: {outcome['reason']}", indent="  ")
 
 
 def _series(outcomes: Sequence[Mapping[str, Any]]) -> str:
