@@ -1,6 +1,7 @@
 """What the terminal shows: 80 columns, no colour, and no number that rounding made up."""
 
 import copy
+import dataclasses
 import re
 from functools import cache
 from pathlib import Path
@@ -220,7 +221,7 @@ def test_a_recording_says_what_it_holds_and_what_failed() -> None:
     text = recording_report(recording)
     assert "6 prompt(s) of tiny.jsonl, 141 reference tokens, agreement 1.000" in text
     assert "target (Qwen3ForCausalLM), float32, taps 1, 3, 5, template chat" in text
-    failed = type(recording)(**{**vars(recording), "failed": {"seven": "the prompt is empty"}})
+    failed = dataclasses.replace(recording, failed={"seven": "the prompt is empty"})
     assert "! seven was not recorded: the prompt is empty" in recording_report(failed)
     assert "draftgauge record" in recording_list([])
 
