@@ -55,18 +55,18 @@ hosts: ## install what tests on three hosts, in a browser and in a batch system 
 	DEBIAN_FRONTEND=noninteractive apt-get install -y -q openssh-server openssh-client iproute2 nftables lxc \
 	    busybox-static procps chromium chromium-driver slurm-wlm munge
 
-bench-stage: setup ## staging against a bare ssh cat, on three hosts out of namespaces (root)
+bench-stage: setup ## staging against a bare ssh cat, on three hosts out of namespaces (root); kept too
 	$(RUN) bench/stage.py
 
-bench: setup target ## the four ratios: replay, trees, opening a checkpoint, starting
+bench: setup target ## every ratio with its rival, beside the last; kept, and docs/performance.md written; minutes
 	$(RUN) bench/run.py
 
-bench-page: setup ## how long a report takes for the demo's run and for 100,000 anchors (after make demo)
-	$(RUN) bench/page.py $(firstword $(wildcard demo-output/runs/step_4000-*))
+bench-page: setup target ## of bench only how long a report takes, of the demo's run and of 100,000 anchors
+	$(RUN) bench/run.py page
 
 # Outside the repository: 13 GB that are made once.
 TRUE_SCALE ?= $(HOME)/.cache/draftgauge/true-scale
-bench-true-scale: setup ## a drafter of 1.7 billion parameters on this machine: memory and time against limits
+bench-true-scale: setup ## a drafter of 1.7 billion parameters on this machine: memory and time against limits; kept too
 	$(RUN) bench/true_scale.py $(TRUE_SCALE)
 
 faults: setup target ## plant every silent fault, see what catches it, write docs/faults.md; minutes

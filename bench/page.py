@@ -1,29 +1,31 @@
 """How long a report takes, and how large it is, for a run of the demo and for one of 500 prompts and 100,000 anchors.
 
-The large run is the demo's with its prompts repeated under other names. `python bench/page.py RUN`.
+The large run is the given one with its prompts repeated under other names.
 """
 
-import argparse
+from __future__ import annotations
+
 import copy
 import json
 import shutil
-import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from draftgauge.report.page import page
-from draftgauge.runs import BLOCKS, MANIFEST, SUMMARY, open_run
+from bench.records import Record, found
 
 ANCHORS = 100_000
 
 
 def repeated(source: Path, folder: Path, *, anchors: int) -> Path:
     """A run whose prompts are those of `source`, so often that it has as many anchors."""
+    from draftgauge.runs import BLOCKS, MANIFEST, SUMMARY
+
     table = pq.read_table(source / BLOCKS)
     copies = -(-anchors // table.num_rows)
     shutil.copytree(source, folder)
@@ -45,25 +47,26 @@ def repeated(source: Path, folder: Path, *, anchors: int) -> Path:
     return folder
 
 
-def main() -> int:
-    """Print both."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("run", type=Path)
-    source = parser.parse_args().run
+def bench_page(source: Path, *, anchors: int = ANCHORS) -> Iterator[Record]:
+    """The report of a run, and of one that has so many anchors: seconds and bytes of both."""
+    from draftgauge.report.page import page
+    from draftgauge.runs import BLOCKS, open_run
+
     page([open_run(source)])  # what is loaded once
+    seconds, sizes = [], []
     with tempfile.TemporaryDirectory() as folder:
-        large = repeated(source, Path(folder) / "large", anchors=ANCHORS)
+        large = repeated(source, Path(folder) / "large", anchors=anchors)
         for path in (source, large):
             run = open_run(path)
             began = time.perf_counter()
             text = page([run])
-            took = time.perf_counter() - began
-            print(
-                f"{len(run.summary['prompts'])} prompts, {pq.read_metadata(path / BLOCKS).num_rows} anchors: "
-                f"{took:.2f} s, {len(text.encode()) / 1e6:.2f} MB"
-            )
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+            seconds.append(time.perf_counter() - began)
+            sizes.append(len(text.encode()))
+        rows = pq.read_metadata(large / BLOCKS).num_rows
+    yield found(
+        "page",
+        seconds[1] / seconds[0],
+        anchors=rows,
+        seconds=seconds,
+        bytes=sizes,
+    )

@@ -1,6 +1,6 @@
 """Staging as a ratio: against a bare `ssh cat` of the same bytes, on three hosts in namespaces, in the same run.
 
-    python bench/stage.py               needs root, and what `make hosts` installs
+    python bench/stage.py               needs root, and what `make hosts` installs; kept in bench/history.jsonl
 
 (hop) 1 GB from the training host to the workstation, hashed at both ends and published; (relay) the same from the
 training host through the workstation to the evaluation host, against `ssh cat | ssh cat`; (again) a staging killed at
@@ -11,15 +11,20 @@ ssh's time-out.
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+if __name__ == "__main__":
+    sys.path[0] = str(ROOT)
+
+from bench.records import Record, found  # noqa: E402 - as a script it stands in the wrong folder first
+
 BYTES = 1_000_000_000
 ROUNDS = 3
 FLEET = """
@@ -34,12 +39,13 @@ keep_free = "1 MB"
 
 
 def main() -> None:
-    """Makes the hosts, measures on the workstation among them, prints the ratios."""
-    sys.path.insert(0, str(ROOT))
+    """Makes the hosts, measures on the workstation among them, keeps the ratios."""
+    from bench.history import keep
     from tests.hosts.fleet import Hosts, why_not
 
     if reason := why_not():
         sys.exit(f"the three hosts cannot be made here: {reason}")
+    records: list[Record] = []
     for rate in ("", "1gbit"):
         with tempfile.TemporaryDirectory() as folder:
             hosts = Hosts(Path(folder), train="3g", ws="3g", eval="3g")
@@ -51,25 +57,18 @@ def main() -> None:
                 done = hosts.run("ws", *words, text=True)
             finally:
                 hosts.down()
-        print(
-            f"links of {rate}:"
-            if rate
-            else f"links without a limit, {os.cpu_count()} cores for all three hosts:"
-        )
-        report(json.loads(done.stdout))
+        records += ratios(json.loads(done.stdout), rate=rate)
+    keep(records, left_out={})
 
 
-def report(value: dict[str, list[float]]) -> None:
-    """The ratios, and what they are made of."""
-    for name, rival in (("hop", "ssh cat"), ("relay", "ssh cat | ssh cat")):
-        ours, bare = (statistics.median(value[f"{name} {kind}"]) for kind in ("ours", "bare"))
-        print(
-            f"  {name}: 1 GB in {ours:.2f} s, {rival} in {bare:.2f} s: {bare / ours:.2f} of its throughput (aim 0.9)"
-        )
-    again = value["again bytes"][0]
-    print(
-        f"again: {again:.0f} bytes moved twice after a kill at 90 %: {again / BYTES:.3%} of the file (aim 1 %)"
-    )
+def ratios(value: dict[str, list[float]], *, rate: str = "") -> Iterator[Record]:
+    """The ratios of one kind of links, and what they are made of; what moves twice does not depend on the links."""
+    for way in ("hop", "relay"):
+        ours, bare = (statistics.median(value[f"{way} {kind}"]) for kind in ("ours", "bare"))
+        yield found(f"stage-{way}{f'-{rate}' if rate else ''}", bare / ours, ours_s=ours, bare_s=bare)
+    if not rate:
+        again = value["again bytes"][0]
+        yield found("stage-again", again / BYTES, bytes=again)
 
 
 def on_workstation() -> None:

@@ -5,8 +5,8 @@ hidden 5120, intermediate 17408, 32 query and 8 key heads of 128, five taps) wit
 the ends of a target with 248,320 tokens; loose features of 3 prompts of 536 tokens whose last state gives the
 references. Weights are random with a seed, so acceptance is what chance gives; time and memory are the real thing's.
 
-Then `inspect`, `recordings import` and `eval` run as anybody would run them. Printed are peak memory against the
-bytes that must be held, and the time of a block against the machine's own rate at these shapes.
+Then `inspect`, `recordings import` and `eval` run as anybody would run them. Peak memory against the bytes that must
+be held, and the time of a block against the machine's own rate at these shapes, are kept in `bench/history.jsonl`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -219,8 +220,51 @@ def alone(code: str, *words: object) -> str:
     return done.stdout
 
 
+def measured(
+    folder: Path, rate: Mapping[str, float], *, kinds: Sequence[str], sizes: Sizes = Sizes()
+) -> Iterator[tuple[str, float, dict[str, Any]]]:
+    """The ratios' names and values, and what they are made of, for walks and perhaps for all anchors."""
+    _, inspect_s, inspect_bytes = timed("inspect", "step_4000", "--wiring", "wiring.toml", cwd=folder)
+    words = ("recordings", "import", "cached", "--target", "target", "--checkpoint", "step_4000", "--wiring")
+    layers = (
+        "--layers",
+        f"aux_hidden={','.join(map(str, sizes.taps[:-1]))}",
+        "--layers",
+        f"last_hidden={sizes.taps[-1]}",
+    )
+    made, import_s, import_bytes = timed(
+        *words, "wiring.toml", "--prompts", "prompts.jsonl", *layers, cwd=folder
+    )
+    before = {
+        "inspect_s": inspect_s,
+        "inspect_peak_bytes": inspect_bytes,
+        "import_s": import_s,
+        "import_peak_bytes": import_bytes,
+        "gflop_per_s": dict(rate),
+    }
+    for dtype, width in (("bfloat16", 2), ("float32", 4)):
+        fastest = max(speed for name, speed in rate.items() if name.startswith(dtype))
+        floor_s, held = sizes.block_gflop / fastest, sizes.held(width)
+        for anchors in kinds:
+            words = ("eval", "step_4000", "--recording", made["path"], "--wiring", "wiring.toml")
+            asked = ("--block-size", BLOCK, "--budgets", "16,64", "--dtype", dtype, "--anchors", anchors)
+            limit = ("--max-blocks", ROUNDS) if anchors == "walk" else ()
+            name = f"{dtype}-{anchors}-{time.time_ns()}"
+            _, took, peak = timed(*words, *asked, *limit, "--name", name, cwd=folder)
+            blocks = pq.read_metadata(folder / "runs" / name / "blocks.parquet").num_rows
+            raw = {
+                "eval_s": took,
+                "blocks": blocks,
+                "floor_s": floor_s,
+                "peak_bytes": peak,
+                "held_bytes": held,
+            }
+            yield f"true-scale-memory-{dtype}-{anchors}", peak / held, before | raw
+            yield f"true-scale-time-{dtype}-{anchors}", took / blocks / floor_s, before | raw
+
+
 def main() -> int:
-    """Make what is missing, measure, print."""
+    """Make what is missing, measure, keep."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="outside the repository; about 16 GB")
     parser.add_argument("--all-anchors", action="store_true", help="also every anchor; minutes")
@@ -229,38 +273,14 @@ def main() -> int:
     if not (folder / "complete").is_file():
         alone("true_scale.make(pathlib.Path(sys.argv[1]))", folder)
     rate = json.loads(alone("print(json.dumps(true_scale.rates()))"))
-    for name, value in rate.items():
-        print(f"{value:7.0f} GFLOP/s  {name} with the 5120 x 17408 matrix")
+    records = measured(folder, rate, kinds=("walk", "all") if arguments.all_anchors else ("walk",))
+    sys.path[0] = str(
+        Path(__file__).resolve().parent.parent
+    )  # as a script it stands in the wrong folder first
+    from bench.history import keep
+    from bench.records import found
 
-    sizes = Sizes()
-    found, took, peak = timed("inspect", "step_4000", "--wiring", "wiring.toml", cwd=folder)
-    print(
-        f"inspect   {took:6.1f} s  peak {peak / 1e9:5.2f} GB  {found['file']['bytes_file'] / 1e9:.1f} GB on disk"
-    )
-    words = ("recordings", "import", "cached", "--target", "target", "--checkpoint", "step_4000", "--wiring")
-    layers = (
-        "--layers",
-        f"aux_hidden={','.join(map(str, sizes.taps[:-1]))}",
-        "--layers",
-        f"last_hidden={sizes.taps[-1]}",
-    )
-    made, took, peak = timed(*words, "wiring.toml", "--prompts", "prompts.jsonl", *layers, cwd=folder)
-    print(f"import    {took:6.1f} s  peak {peak / 1e9:5.2f} GB  {len(made['items'])} prompts")
-    for dtype, width in (("bfloat16", 2), ("float32", 4)):
-        fastest = max(speed for name, speed in rate.items() if name.startswith(dtype))
-        for anchors in ("walk", "all") if arguments.all_anchors else ("walk",):
-            words = ("eval", "step_4000", "--recording", made["path"], "--wiring", "wiring.toml")
-            asked = ("--block-size", BLOCK, "--budgets", "16,64", "--dtype", dtype, "--anchors", anchors)
-            limit = ("--max-blocks", ROUNDS) if anchors == "walk" else ()
-            name = f"{dtype}-{anchors}-{time.time_ns()}"
-            _, took, peak = timed(*words, *asked, *limit, "--name", name, cwd=folder)
-            blocks = pq.read_metadata(folder / "runs" / name / "blocks.parquet").num_rows
-            held = sizes.held(width)
-            print(
-                f"eval {dtype:8} {anchors:4} {took:7.1f} s  {blocks} blocks, {took / blocks:5.2f} s each, floor "
-                f"{sizes.block_gflop / fastest:.2f} s ({sizes.block_gflop:.0f} GFLOP)  peak {peak / 1e9:5.2f} GB, "
-                f"{peak / held:.2f} x the {held / 1e9:.2f} GB that must be held"
-            )
+    keep([found(name, value, **raw) for name, value, raw in records], left_out={})
     return 0
 
 
